@@ -42,7 +42,7 @@ class BatchSealed(Record, frozen=True, kw_only=True, tag="batch.sealed"):
 
 
 class GroupExcluded(Record, frozen=True, kw_only=True, tag="batch.group_excluded"):
-    """A train group that is in no batch, and why (``no_variance``, ``stale``, ``no_usable_session``, ``no_trained_token``)."""
+    """A train group that is in no batch, and why: no_variance, stale, no_usable_session, no_trained_token."""
 
     policy: str
     group_id: str

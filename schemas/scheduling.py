@@ -75,7 +75,7 @@ class SessionRunning(SlotRecord, frozen=True, kw_only=True, tag="report.running"
 
 
 class SessionExited(SlotRecord, frozen=True, kw_only=True, tag="report.exited"):
-    """The process tree is gone and the run slot is free; the session goes on in POSTRUN. The gateway closes its token."""
+    """The process tree is gone and the run slot is free; POSTRUN goes on. The gateway closes the token."""
 
 
 class SessionFinished(SlotRecord, frozen=True, kw_only=True, tag="report.finished"):
