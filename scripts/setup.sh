@@ -57,9 +57,7 @@ python_packages() {
   export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
   if has_gpu; then
     say "vLLM $VLLM_GPU_VERSION for NVIDIA, and Polar's packages (some minutes)"
-    $pip install -q "vllm==$VLLM_GPU_VERSION"
-    sed -E '/^#/d' requirements/project.txt | cut -d= -f1 > .venv/project-names.txt
-    $pip install -q -r .venv/project-names.txt
+    $pip install -q "vllm==$VLLM_GPU_VERSION" aiohttp httpx msgspec PyJWT rich transformers typer uvicorn -r requirements/project.txt
   else
     say "torch 2.13.0 (about a minute)"
     .venv/bin/python -c 'import torch; assert torch.__version__.startswith("2.13.0")' 2>/dev/null || $pip install -q torch==2.13.0
