@@ -1,4 +1,4 @@
-"""``polar.scheduler``: commands to nodes, and the reports that come back. Key: session_id or node_id.
+"""``polar.scheduler``: commands to nodes, and the reports that come back. Key: session_id, node_id or group_id.
 
 Commands: prewarm, run, cancel, drain. Everything else is a report. ``incarnation`` is new each time that a node's
 process starts, so a command to a process that is gone is void.
@@ -101,6 +101,15 @@ class SessionAssembled(Record, frozen=True, kw_only=True, tag="report.assembled"
     reason: str = ""
 
 
+class GroupSettled(Record, frozen=True, kw_only=True, tag="group.settled"):
+    """The scheduler's own note, in one transaction with the group's ``GroupClosed`` on ``polar.traces``.
+
+    After a restart it knows by this that the group is closed. Key: group_id.
+    """
+
+    group_id: str
+
+
 Command = Prewarm | Run | Cancel | Drain
 Report = (
     NodeRegistered
@@ -111,5 +120,6 @@ Report = (
     | SessionExited
     | SessionFinished
     | SessionAssembled
+    | GroupSettled
 )
 SchedulerRecord = Command | Report
