@@ -1,0 +1,170 @@
+"""Writing records: acknowledged by all replicas, idempotent, in order per key, and every wait has a deadline.
+
+aiokafka retries an idempotent record for ever; here a record that is not acknowledged within ``DEADLINE_S`` raises
+KafkaUnavailable. It may still be written later, in its place in the order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from schemas.record import Record
+from streams.codec import belongs, encode
+from streams.errors import Fenced, KafkaUnavailable, RecordRefused, StreamError, named
+from streams.topics import MIB, TABLE
+
+__all__ = ["Fenced", "KafkaUnavailable", "Position", "Producer", "RecordRefused"]
+
+T = TypeVar("T")
+
+DEADLINE_S = 30.0
+TRANSACTION_TIMEOUT_MS = 45_000
+"""After this the broker aborts the transaction of a killed producer, which until then holds back committed readers."""
+
+log = logging.getLogger(__name__)
+
+
+class Position(msgspec.Struct, frozen=True, order=True):
+    """Where a record was written."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Producer:
+    """An async context manager. With ``transactional_id``, records are sent inside ``transaction()`` only.
+
+    Invariants: a record is acknowledged once, however often it was retried; records of one key stand in the order in
+    which ``send`` and ``post`` were called; a transaction is committed only if each of its records was acknowledged.
+    """
+
+    def __init__(
+        self, bootstrap: str, *, source: str, transactional_id: str | None = None, deadline_s: float = DEADLINE_S
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._source = source
+        self._transactional_id = transactional_id
+        self._deadline_s = deadline_s
+        self._kafka: AIOKafkaProducer | None = None
+        self._in_transaction: list[asyncio.Future[Position]] = []
+        self._broken: StreamError | None = None
+
+    async def __aenter__(self) -> Self:
+        self._kafka = AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap,
+            client_id=self._source,
+            acks="all",
+            enable_idempotence=True,
+            compression_type="zstd",
+            transactional_id=self._transactional_id,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            max_request_size=max(spec.max_bytes for spec in TABLE.values()) + MIB,
+            max_batch_size=MIB,
+            request_timeout_ms=15_000,
+        )
+        try:
+            await self._within(self._kafka.start(), "connecting")
+        except StreamError:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def send(self, topic: str, record: Record) -> Position:
+        """Writes ``record`` and waits for the acknowledgement.
+
+        Raises KafkaUnavailable, Fenced, or RecordRefused (wrong topic, too large, a float that is not finite).
+        """
+        return await (await self.post(topic, record))
+
+    async def post(self, topic: str, record: Record) -> asyncio.Future[Position]:
+        """Puts ``record`` into its place in the order; the future ends with the acknowledgement, or raises as ``send``.
+
+        Waits while a mebibyte of the same partition is unsent, so what is in memory has a limit.
+        """
+        if topic not in TABLE or not belongs(topic, record):
+            raise RecordRefused(f"{topic or 'no topic'} does not carry {type(record).__name__}")
+        value, headers = encode(record, source=self._source)
+        if len(value) > TABLE[topic].max_bytes:
+            raise RecordRefused(
+                f"a {type(record).__name__} of {len(value)} bytes: {topic} takes {TABLE[topic].max_bytes}"
+            )
+        key = TABLE[topic].key(record).encode()
+        doing = f"writing a {type(record).__name__} to {topic}"
+        written = await self._within(self._client().send(topic, value, key, headers=headers), doing)
+        acknowledged = asyncio.ensure_future(self._acknowledged(written, doing))
+        if self._transactional_id is not None:
+            self._in_transaction.append(acknowledged)
+        return acknowledged
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Everything sent inside becomes visible at once at the end, or never if the block raises.
+
+        Raises KafkaUnavailable or Fenced; after either this producer is of no more use.
+        """
+        client = self._client()
+        await self._within(client.begin_transaction(), "beginning a transaction")
+        self._in_transaction.clear()
+        committed = False
+        try:
+            yield
+            await asyncio.gather(*self._in_transaction)
+            await self._within(client.commit_transaction(), "committing a transaction")
+            committed = True
+        finally:
+            if not committed and self._broken is None:
+                await self._within(client.abort_transaction(), "aborting a transaction")
+
+    async def send_offsets(self, offsets: Mapping[tuple[str, int], int], group_id: str) -> None:
+        """Commits the group's next positions together with the open transaction."""
+        named_offsets = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+        if named_offsets:
+            sending = self._client().send_offsets_to_transaction(named_offsets, group_id)
+            await self._within(sending, f"committing offsets of {group_id}")
+
+    async def _acknowledged(self, written: asyncio.Future[Any], doing: str) -> Position:
+        metadata = await self._within(asyncio.shield(written), doing)
+        return Position(metadata.topic, metadata.partition, metadata.offset)
+
+    async def _within(self, waiting: Awaitable[T], doing: str) -> T:
+        """``waiting`` within the deadline, its errors named. A transactional producer does not outlive an error."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await waiting
+        except (KafkaError, OSError, AssertionError) as error:
+            failed = named(error, self._bootstrap, f"{self._source}: {doing}")
+            if self._transactional_id is not None and not isinstance(failed, RecordRefused):
+                self._broken = failed
+            raise failed from error
+
+    def _client(self) -> AIOKafkaProducer:
+        if self._broken is not None:
+            raise self._broken
+        if self._kafka is None:
+            raise RuntimeError("a Producer is used inside `async with`")
+        return self._kafka
+
+    async def _stop(self) -> None:
+        kafka, self._kafka = self._kafka, None
+        if kafka is None:
+            return
+        try:
+            async with asyncio.timeout(self._deadline_s if self._broken is None else 2.0):
+                await kafka.stop()
+        except (KafkaError, OSError) as error:
+            log.warning("Kafka at %s: %s did not close cleanly: %r", self._bootstrap, self._source, error)
