@@ -1,0 +1,168 @@
+"""The local runtime: sandboxes on this machine, confined by bubblewrap.
+
+A session's folder ``sessions/<name>`` in the run folder holds its work folder and home; nothing else of the run
+folder can be seen from inside. ``unsafe`` runs programs unconfined, in a process group, with the same limits per
+process: for machines without bubblewrap, and for agents that are trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from polar.runtimes import bubblewrap
+from polar.runtimes.process_tree import Launch, run_tree
+from polar.runtimes.runtime import Ended, Program, RuntimeFault
+from schemas.tasks import Limits, RuntimeSpec
+
+CHECK_DEADLINE_S = 20.0
+
+
+class LocalSandbox:
+    """See ``runtime.Sandbox``."""
+
+    def __init__(self, folder: Path, spec: RuntimeSpec, *, hidden: list[Path], unsafe: bool) -> None:
+        self.folder, self.work, self.home = folder, folder / "work", folder / "home"
+        self._spec, self._hidden, self._unsafe = spec, hidden, unsafe
+        self._uid = bubblewrap.session_uid(folder.name)
+
+    def make(self) -> None:
+        """Creates the folders. Raises RuntimeFault when the disk refuses, or a file's path leaves the work folder."""
+        if loader := [name for name in self._spec.environment if name.startswith("LD_")]:
+            raise RuntimeFault(f"runtime.environment: {loader[0]} would act on the sandbox itself and cannot be set")
+        try:
+            self.folder.mkdir(parents=True, mode=0o700)
+            self.work.mkdir()
+            self.home.mkdir()
+            account = f"agent:x:{self._uid}:{self._uid}:agent:{bubblewrap.HOME}:/bin/bash\n"
+            (self.folder / "passwd").write_text(f"root:x:0:0:root:/root:/bin/bash\n{account}")
+            (self.folder / "group").write_text(f"root:x:0:\nagent:x:{self._uid}:\n")
+            _write(self.work, self._spec.files)
+            self._give_away(self.folder / "work", self.folder / "home")
+        except OSError as error:
+            raise RuntimeFault(f"{self.folder}: {error.strerror}") from error
+
+    async def run(self, program: Program, deadline_s: float) -> Ended:
+        if program.home:
+            await asyncio.to_thread(self._write_home, program.home)
+        places = self._places(program)
+        environment = {
+            "PATH": bubblewrap.PATH,
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            "USER": "agent",
+            "LOGNAME": "agent",
+            "HOME": bubblewrap.HOME,
+            **self._spec.environment,
+            **program.environment,
+        }
+        launch = Launch(
+            argv=partial(self._argv, program),
+            confined=not self._unsafe,
+            environment={name: _placed(value, places) for name, value in environment.items()},
+            cwd=self.work,
+            stdin=program.stdin,
+            deadline_s=deadline_s,
+            memory_bytes=self._spec.limits.memory_mb * bubblewrap.MIB,
+        )
+        return await run_tree(launch)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(remove, self.folder)
+
+    def _argv(self, program: Program, status: int | None) -> list[str]:
+        if status is None:
+            places = self._places(program)
+            return [*bubblewrap.limited(self._spec.limits), *(_placed(word, places) for word in program.argv)]
+        box = bubblewrap.Confinement(
+            work=self.work,
+            home=self.home,
+            passwd=self.folder / "passwd",
+            group=self.folder / "group",
+            uid=self._uid,
+            limits=self._spec.limits,
+            hidden=self._hidden,
+        )
+        home = None if program.fresh_home else self.home
+        return [*bubblewrap.confined(box, program.mounts, home, status), *program.argv]
+
+    def _places(self, program: Program) -> dict[str, str]:
+        """Unconfined, nothing is mounted: where the sandbox's paths are to be found instead."""
+        if not self._unsafe:
+            return {}
+        mounts = {mount.target: str(mount.source) for mount in program.mounts}
+        return {bubblewrap.HOME: str(self.home), **mounts}
+
+    def _write_home(self, files: dict[str, str]) -> None:
+        """Before the agent's first run only: afterwards the home may hold its symbolic links."""
+        try:
+            _write(self.home, files)
+            self._give_away(self.home)
+        except OSError as error:
+            raise RuntimeFault(f"{self.home}: {error.strerror}") from error
+
+    def _give_away(self, *folders: Path) -> None:
+        if os.geteuid() != 0 or self._unsafe:
+            return
+        for folder in folders:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, self._uid, self._uid, follow_symlinks=False)
+
+
+class LocalRuntime:
+    """See ``runtime.Runtime``. ``folder`` holds the sandboxes; ``hidden`` is what no sandbox may see."""
+
+    def __init__(self, folder: Path, *, hidden: list[Path], unsafe: bool = False) -> None:
+        self._folder, self._unsafe = folder, unsafe
+        self._hidden = [path.resolve() for path in hidden]
+
+    async def check(self) -> None:
+        if not self._unsafe:
+            bubblewrap.required()
+        sandbox = await self.create(f"check-{os.getpid()}", RuntimeSpec(limits=Limits(memory_mb=256)))
+        try:
+            ended = await sandbox.run(Program(argv=["true"]), CHECK_DEADLINE_S)
+        finally:
+            await sandbox.close()
+        if ended.exit_code != 0:
+            detail = ended.reason or ended.stderr.strip().rsplit("\n", 1)[-1]
+            raise RuntimeFault(f"the local runtime cannot run a program: {detail}")
+
+    async def create(self, name: str, spec: RuntimeSpec) -> LocalSandbox:
+        sandbox = LocalSandbox(self._folder / name, spec, hidden=self._hidden, unsafe=self._unsafe)
+        await asyncio.to_thread(sandbox.make)
+        return sandbox
+
+    def clear(self) -> None:
+        remove(self._folder)
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder, also where an agent took away its permissions; symbolic links are not followed."""
+    if not folder.exists():
+        return
+    for path, folders, _ in os.walk(folder):
+        for name in folders:
+            if not (inner := Path(path, name)).is_symlink():
+                inner.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def _placed(text: str, places: dict[str, str]) -> str:
+    """``text`` with each path of the sandbox replaced by where it lies on this machine."""
+    for inside, outside in places.items():
+        text = text.replace(inside, outside)
+    return text
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts or not relative.parts:
+            raise RuntimeFault(f"runtime.files: {name!r} must be a relative path inside the work folder")
+        path = folder / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
