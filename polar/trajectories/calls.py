@@ -1,0 +1,152 @@
+"""Calls made whole: events carry what is new after a base call, a ``Call`` has everything.
+
+A worked example. Call A has prompt [1 2 3] and response [4 5]. Call B says base A, kept_ids 5, prompt_ids [6]:
+its prompt is [1 2 3 4 5 6].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from polar.trajectories.story import CallStory, Story
+from schemas.packed import unpack_ids, unpack_logprobs
+from schemas.sessions import Sampling, VersionSpan
+
+LOWEST_LOGPROB = -1000.0
+"""No sampled token has a probability of e⁻¹⁰⁰⁰: engines write −9999 for what they could not compute."""
+
+
+class BrokenCall(ValueError):
+    """A call that cannot be made whole, or whose log-probs are no log-probs. The message names the call."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One call with its whole prompt.
+
+    ``prompt_ids`` is int32 of shape (p,), ``response_ids`` int32 (r,), ``logprobs`` float32 (r,) in nats; the last two
+    are empty and ``finish_reason`` is None where the call has not completed.
+    """
+
+    call_id: str
+    number: int
+    prompt_ids: NDArray[np.int32]
+    response_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: list[VersionSpan]
+    messages: list[Any]
+    message: dict[str, Any] | None
+    tools: list[Any] | None
+    sampling: Sampling
+    auxiliary: str | None
+    finish_reason: str | None
+    delivered: bool
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """Prompt, then response: shape (p + r,)."""
+        return np.concatenate([self.prompt_ids, self.response_ids])
+
+    @property
+    def trained(self) -> bool:
+        """The harness received it as a turn of the agent."""
+        return self.delivered and self.auxiliary is None and self.response_ids.size > 0
+
+
+def whole_calls(story: Story) -> list[Call]:
+    """Every started call of the story, by number. ``delivered`` is told or inferred.
+
+    A completed call whose delivery was never told counts as delivered when another call's prompt goes on from it.
+    Raises BrokenCall when a call's start or base is missing, or a base is shorter than what is kept of it.
+    """
+    for call_id, link in story.calls.items():
+        if link.started is None:
+            raise BrokenCall(f"call {call_id}: its end is known, its start is not")
+    calls: dict[str, Call] = {}
+    for started in story.in_order():
+        for link in _chain(story, started, calls):
+            assert link.started is not None
+            calls[link.started.call_id] = _whole(link, calls)
+    ordered = [calls[c.started.call_id] for c in story.in_order() if c.started is not None]
+    return [_with_delivery(call, story.calls[call.call_id], ordered) for call in ordered]
+
+
+def check_logprobs(call: Call) -> None:
+    """Raises BrokenCall unless every log-prob is a number between LOWEST_LOGPROB and 0 (+1e-4)."""
+    wrong = ~((call.logprobs <= 1e-4) & (call.logprobs >= LOWEST_LOGPROB))
+    if wrong.any():
+        where = int(np.flatnonzero(wrong)[0])
+        raise BrokenCall(f"call {call.number}: token {where} has log-prob {call.logprobs[where]}")
+
+
+def _chain(story: Story, call: CallStory, done: dict[str, Call]) -> list[CallStory]:
+    """``call`` and the bases it needs that are not done yet, the deepest base first."""
+    chain: list[CallStory] = []
+    seen: set[str] = set()
+    link = call
+    while link.started is not None and link.started.call_id not in done:
+        if link.started.call_id in seen:
+            raise BrokenCall(f"call {link.started.number}: its base calls form a circle")
+        seen.add(link.started.call_id)
+        chain.append(link)
+        base = link.started.base_call_id
+        if base is None:
+            break
+        if base not in story.calls or story.calls[base].started is None:
+            raise BrokenCall(f"call {link.started.number}: its base call {base} is not in the session's story")
+        link = story.calls[base]
+    return chain[::-1]
+
+
+def _whole(link: CallStory, calls: dict[str, Call]) -> Call:
+    started, completed = link.started, link.completed
+    assert started is not None
+    prompt_ids, messages, tools = unpack_ids(started.prompt_ids), started.messages, started.tools
+    if started.base_call_id is not None:
+        base = calls[started.base_call_id]
+        prompt_ids = np.concatenate([_kept(started.number, base.ids, started.kept_ids), prompt_ids])
+        history = base.messages + ([base.message] if base.message is not None else [])
+        messages = [*_kept(started.number, history, started.kept_messages), *messages]
+        tools = base.tools if tools is None else tools
+    empty = np.empty(0, np.int32)
+    return Call(
+        call_id=started.call_id,
+        number=started.number,
+        prompt_ids=prompt_ids,
+        response_ids=empty if completed is None else unpack_ids(completed.response_ids),
+        logprobs=empty.astype(np.float32) if completed is None else unpack_logprobs(completed.logprobs),
+        versions=[] if completed is None else completed.weight_versions,
+        messages=messages,
+        message=None if completed is None else completed.message,
+        tools=tools,
+        sampling=started.sampling,
+        auxiliary=started.auxiliary,
+        finish_reason=None if completed is None else completed.finish_reason,
+        delivered=False,
+    )
+
+
+def _kept(number: int, base: Any, count: int) -> Any:
+    if not 0 <= count <= len(base):
+        raise BrokenCall(f"call {number}: it keeps {count} of its base, which has {len(base)}")
+    return base[:count]
+
+
+def _with_delivery(call: Call, link: CallStory, calls: Iterable[Call]) -> Call:
+    if link.completed is None:
+        return call
+    if link.delivery is not None:
+        delivered = link.delivery.delivered
+    else:
+        delivered = any(is_prefix(call.ids, other.prompt_ids) for other in calls if other is not call)
+    return msgspec.structs.replace(call, delivered=delivered)
+
+
+def is_prefix(ids: NDArray[np.int32], of: NDArray[np.int32]) -> bool:
+    """Whether ``of`` begins with all of ``ids``."""
+    n = len(ids)
+    return n <= len(of) and (n == 0 or (ids[-1] == of[n - 1] and bool(np.array_equal(ids, of[:n]))))
