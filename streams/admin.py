@@ -53,8 +53,7 @@ async def create_topics(bootstrap: str, deadline_s: float = DEADLINE_S) -> list[
                 created.append(name)
             elif for_code(code) is not TopicAlreadyExistsError:
                 raise for_code(code)(f"{name}: {message[0] if message else ''}")
-        while not await _all_led(admin, bootstrap):
-            await asyncio.sleep(0.05)
+        await _wait_for_leaders(admin, bootstrap)
     return created
 
 
@@ -117,6 +116,13 @@ async def _reach(bootstrap: str) -> None:
             writer.close()
             return
     raise refused
+
+
+async def _wait_for_leaders(admin: AIOKafkaAdminClient, bootstrap: str) -> None:
+    while True:
+        if await _all_led(admin, bootstrap):
+            return
+        await asyncio.sleep(0.05)
 
 
 async def _all_led(admin: AIOKafkaAdminClient, bootstrap: str) -> bool:

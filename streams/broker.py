@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import base64
 import concurrent.futures
-import ctypes
 import logging
 import os
 import re
@@ -40,7 +39,13 @@ OLDEST_JAVA = 17
 LOG_BYTES = 10 * 2**20
 HEAP = ("-Xms64m", "-Xmx512m")
 QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-PR_SET_PDEATHSIG = 1
+BOUND_TO_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes the program that it is given, which the kernel then kills when the thread that started it ends."""
 
 log = logging.getLogger(__name__)
 
@@ -226,6 +231,8 @@ class LocalBroker:
         if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
             self._log.replace(self._log.with_suffix(".log.1"))
         command = [java, *QUICK, *HEAP, "-cp", f"{jars}/*", _log4j(), "kafka.Kafka", str(properties)]
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", BOUND_TO_PARENT, str(os.getpid()), *command]
         with self._log.open("ab") as out:
             self._log_start = out.tell()
             return subprocess.Popen(
@@ -235,7 +242,6 @@ class LocalBroker:
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
             )
 
     def _why_it_ended(self, code: int) -> str:
@@ -296,20 +302,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """For the child, before exec: be killed when the thread that started it ends."""
-    if sys.platform != "linux":
-        return None
-    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
-
-    def bind() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return bind
 
 
 def _run(serve: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -19,10 +19,9 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
-from schemas.dead_letters import DeadLetter
 from streams.codec import decode, record_type
+from streams.dead_letters import put_aside, shout
 from streams.errors import DecodeError, KafkaUnavailable, OffsetLost, StreamError, named
-from streams.producer import Producer
 from streams.topics import DEAD_LETTERS, MIB, TABLE
 
 T = TypeVar("T")
@@ -68,6 +67,7 @@ class _Consumer:
         self._dead_letters = dead_letters
         self._options = options
         self._kafka: AIOKafkaConsumer | None = None
+        self._failed: StreamError | None = None
         self._silent_s = 0.0
         self._answered = 0
 
@@ -99,7 +99,8 @@ class _Consumer:
     async def poll(self, timeout_s: float = 1.0, max_records: int = 500) -> list[Received]:
         """The next records, at most ``max_records``, in order within each partition; [] after ``timeout_s``.
 
-        Raises KafkaUnavailable after a minute without an answer, OffsetLost, or NewerSchemaError.
+        Raises KafkaUnavailable after a minute without an answer, OffsetLost, or NewerSchemaError; after any of these
+        a reader only raises it again, so that nothing is passed over.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -115,14 +116,14 @@ class _Consumer:
     async def _received(self, timeout_s: float, max_records: int) -> list[Received]:
         client, started = self._client(), time.monotonic()
         fetching = client.getmany(timeout_ms=int(timeout_s * 1000), max_records=max_records)
-        batches = await self._within(fetching, "reading", DEADLINE_S + timeout_s)
-        self._listen_for_silence(client, time.monotonic() - started, bool(batches))
-        received = []
-        for messages in batches.values():
-            for message in messages:
-                if (one := await self._decoded(message)) is not None:
-                    received.append(one)
-        return received
+        try:
+            batches = await self._within(fetching, "reading", DEADLINE_S + timeout_s)
+            self._listen_for_silence(client, time.monotonic() - started, bool(batches))
+            decoded = [await self._decoded(message) for messages in batches.values() for message in messages]
+        except StreamError as error:
+            self._failed = error
+            raise
+        return [one for one in decoded if one is not None]
 
     def _listen_for_silence(self, client: AIOKafkaConsumer, waited_s: float, heard: bool) -> None:
         answered = max((client.last_poll_timestamp(tp) or 0 for tp in client.assignment()), default=0)
@@ -142,28 +143,12 @@ class _Consumer:
         try:
             record = decode(message.topic, message.value, message.headers)
         except DecodeError as error:
-            await self._put_aside(message, str(error))
+            shout(message, service=self._source, reason=str(error))
+            if self._dead_letters and message.topic != DEAD_LETTERS:
+                await put_aside(self._bootstrap, message, service=self._source, reason=str(error))
             return None
         key = None if message.key is None else message.key.decode("utf-8", "replace")
         return Received(message.topic, message.partition, message.offset, key, record)
-
-    async def _put_aside(self, message: ConsumerRecord, reason: str) -> None:
-        place = f"{message.topic}[{message.partition}]@{message.offset}"
-        log.error("%s: %s is put aside: %s", self._source, place, reason)
-        if not self._dead_letters or message.topic == DEAD_LETTERS:
-            return
-        letter = DeadLetter(
-            topic=message.topic,
-            partition=message.partition,
-            offset=message.offset,
-            key=message.key,
-            value=message.value,
-            headers=list(message.headers),
-            service=self._source,
-            reason=reason,
-        )
-        async with Producer(self._bootstrap, source=self._source) as producer:
-            await producer.send(DEAD_LETTERS, letter)
 
     async def _within(self, waiting: Awaitable[T], doing: str, deadline_s: float = DEADLINE_S) -> T:
         try:
@@ -173,6 +158,8 @@ class _Consumer:
             raise named(error, self._bootstrap, f"{self._source}: {doing} {', '.join(self._topics)}") from error
 
     def _client(self) -> AIOKafkaConsumer:
+        if self._failed is not None:
+            raise self._failed
         if self._kafka is None:
             raise RuntimeError("a reader is used inside `async with`")
         return self._kafka
@@ -225,16 +212,20 @@ class Reader(_Consumer):
         return {(tp[0], tp[1]): offset for tp, offset in self._positions.items()}
 
     async def read_to_end(self) -> list[Received]:
-        """Everything up to the ends of the log as of this call; for committed readers, up to the last stable offset.
+        """Everything up to the ends of the log as of this call, in one list: see ``chunks_to_end``."""
+        return [one async for chunk in self.chunks_to_end() for one in chunk]
 
-        The offsets of transaction markers and of aborted records are passed over, so it ends where these come last.
+    async def chunks_to_end(self, max_records: int = 500) -> AsyncIterator[list[Received]]:
+        """All records up to the ends of the log as of this call, some at a time: memory stays bounded.
+
+        A reader of committed records goes up to the last stable offset. The offsets of transaction markers and of
+        aborted records are passed over, so it ends where these come last.
         """
         client = self._client()
         ends = await self._within(client.end_offsets(list(client.assignment())), "asking for the end of")
-        received = []
         while any(self._positions[tp] < end for tp, end in ends.items()):
-            received += await self._received(SLICE_S, 500)
-        return received
+            if received := await self._received(SLICE_S, max_records):
+                yield received
 
     async def step_back(self, offsets: int) -> bool:
         """Moves each partition ``offsets`` back; returns whether all are at their beginning now.

@@ -36,7 +36,7 @@ THIRTY_DAYS = 30 * 24 * 3600 * 1000
 
 
 class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """``record`` is the union of record types, ``max_bytes`` the largest value (uncompressed), ``key`` gives its key."""
+    """``record``: the union of its types; ``max_bytes``: the largest value, uncompressed; ``key``: that of a record."""
 
     name: str
     partitions: int
