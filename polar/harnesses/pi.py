@@ -83,7 +83,7 @@ def _provider(options: Options, base_url: str) -> dict[str, Any]:
 
 
 def installed() -> tuple[Path, Path]:
-    """The npm prefix (POLAR_NPM_PREFIX, else .cache/npm) and node. Raises HarnessError unless the pinned Pi is in it."""
+    """The npm prefix (POLAR_NPM_PREFIX, else .cache/npm) and node. Raises HarnessError without the pinned Pi."""
     return _installed(os.environ.get("POLAR_NPM_PREFIX") or DEFAULT_PREFIX)
 
 

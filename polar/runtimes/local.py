@@ -47,7 +47,7 @@ class LocalSandbox:
 
     async def run(self, program: Program, deadline_s: float) -> Ended:
         if program.home:
-            await asyncio.to_thread(self._write_home, program.home)
+            self._write_home(program.home)
         places = self._places(program)
         environment = {
             "PATH": bubblewrap.PATH,
@@ -76,7 +76,8 @@ class LocalSandbox:
     def _argv(self, program: Program, status: int | None) -> list[str]:
         if status is None:
             places = self._places(program)
-            return [*bubblewrap.limited(self._spec.limits), *(_placed(word, places) for word in program.argv)]
+            dying = ["setpriv", "--pdeathsig", "KILL"]
+            return [*dying, *bubblewrap.limited(self._spec.limits), *(_placed(word, places) for word in program.argv)]
         box = bubblewrap.Confinement(
             work=self.work,
             home=self.home,
@@ -133,7 +134,7 @@ class LocalRuntime:
 
     async def create(self, name: str, spec: RuntimeSpec) -> LocalSandbox:
         sandbox = LocalSandbox(self._folder / name, spec, hidden=self._hidden, unsafe=self._unsafe)
-        await asyncio.to_thread(sandbox.make)
+        sandbox.make()
         return sandbox
 
     def clear(self) -> None:
