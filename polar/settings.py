@@ -45,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_groups: int = 4
     staleness_limit: int = 1
     assembly_grace_s: float = 5.0
+    assembler_id: str = "1"
+    """Names this member of the assembler's group; each of several needs its own."""
 
     learning_rate: float = 1e-6
     weight_decay: float = 0.0
