@@ -40,9 +40,9 @@ class ServiceFailed(SupervisorError):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. It starts when all of ``needs`` are ready.
+    """One process. It starts, also again, when all of ``needs`` are ready.
 
-    Ready means: ``ready_url`` answers 200, or ``ready_line`` stands in the log since this start; with neither, alive.
+    Ready means: ``ready_url`` answers 200, or ``ready_line`` is a line of its log since this start; else, alive.
     """
 
     name: str
@@ -122,6 +122,10 @@ class Supervisor:
     def not_ready(self) -> list[str]:
         return [name for name, running in self._running.items() if not running.ready]
 
+    def is_running(self, name: str) -> bool:
+        """Whether it has a process, as of the last ``poll``."""
+        return self._running[name].process is not None
+
     def log_path(self, name: str) -> Path:
         return self.run_dir / "logs" / f"{name}.log"
 
@@ -192,7 +196,7 @@ class Supervisor:
         self._lock = lock
 
     def _start_when_due(self, running: _Running, now: float) -> None:
-        if any(not self._running[need].was_ready for need in running.service.needs):
+        if any(not self._running[need].ready for need in running.service.needs):
             return
         if running.restart_at is None or now >= running.restart_at:
             self._spawn(running, now)
@@ -235,7 +239,7 @@ class Supervisor:
         if service.ready_line is not None:
             with self.log_path(name).open("rb") as file:
                 file.seek(running.log_start)
-                return service.ready_line.encode() in file.read()
+                return service.ready_line.encode() in file.read().splitlines()
         return True
 
     def _ended(self, running: _Running, now: float) -> None:

@@ -49,7 +49,7 @@ def test_a_killed_service_comes_back_and_the_restart_is_counted(tmp_path):
 def test_what_a_dead_service_left_behind_in_its_group_is_killed(tmp_path):
     code = (
         "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
-        "print('child', p.pid, 'up', flush=True); time.sleep(600)"
+        "print('child', p.pid, '\\nup', flush=True); time.sleep(600)"
     )
     with Supervisor([Service(name="one", argv=python(code), ready_line="up")], tmp_path, policy=QUICK) as supervisor:
         supervisor.start()
@@ -147,3 +147,29 @@ def test_delays_double_up_to_the_longest_and_old_crashes_are_forgotten():
     assert [policy.delay([float(t) for t in range(n)], now=n - 1.0) for n in (1, 2, 3, 4)] == [1.0, 2.0, 4.0, 4.0]
     assert policy.delay([0.0, 1.0, 2.0, 3.0, 4.0], now=4.0) is None
     assert policy.delay([0.0, 1.0, 2.0, 3.0, 100.0], now=100.0) == 1.0
+
+
+def test_a_service_comes_back_only_when_what_it_needs_is_ready_again(tmp_path):
+    told = tmp_path / "told"
+    kafka = Service(
+        name="kafka",
+        argv=python(
+            "import os, time; from pathlib import Path\n"
+            f"told = Path({str(told)!r})\n"
+            "first = not told.exists(); told.touch()\n"
+            f"gate = Path({str(tmp_path / 'gate')!r})\n"
+            "while not first and not gate.exists(): time.sleep(0.01)\n"
+            "print('up', flush=True); time.sleep(600)"
+        ),
+        ready_line="up",
+    )
+    node = Service(name="node", argv=SLEEP, needs=("kafka",), ready_line="up")
+    with Supervisor([kafka, node], tmp_path, policy=QUICK) as supervisor:
+        supervisor.start()
+        for name in ("kafka", "node"):
+            os.kill(int(supervisor.pid_path(name).read_text()), signal.SIGKILL)
+        until(lambda: supervisor.restarts == {"kafka": 1, "node": 1}, supervisor)
+        until(lambda: supervisor.is_running("kafka"), supervisor)
+        assert not supervisor.is_running("node")
+        (tmp_path / "gate").touch()
+        until(lambda: not supervisor.not_ready, supervisor)

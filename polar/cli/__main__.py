@@ -1,0 +1,5 @@
+"""``python -m polar.cli`` is the ``polar`` command."""
+
+from polar.cli import main
+
+main()

@@ -1,0 +1,53 @@
+"""A bad task body gives one line that names the field and what is expected."""
+
+import json
+
+import pytest
+from litestar.exceptions import ClientException
+
+from gateway_app.admin.task_check import parse_tasks
+
+GOOD = {"instruction": "say hi", "evaluator": {"command": "true"}, "task_id": "t-1"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({**GOOD, "num_samples": "8"}, "task.num_samples: expected int, got str"),
+        ({**GOOD, "num_samples": 0}, "task.num_samples: expected int >= 1"),
+        ({**GOOD, "colour": 1}, "task: unknown field colour"),
+        ({"instruction": "x"}, "task: missing required field evaluator"),
+        (
+            [GOOD, {**GOOD, "runtime": {"limits": {"processes": 0.5}}}],
+            "tasks[1].runtime.limits.processes: expected int",
+        ),
+        ({**GOOD, "purpose": "play"}, "task.purpose: invalid enum value 'play'"),
+        ({**GOOD, "deadlines": {"agent_s": -1}}, "task.deadlines.agent_s: expected float > 0"),
+        ({**GOOD, "task_id": "a/b"}, "task.task_id: expected 1 to 128 letters"),
+        ([], "expected 1 to 10000 tasks, got 0"),
+        ([GOOD, GOOD], "two tasks of this request have the same task_id"),
+        (3, "task: expected object, got int"),
+        ({**GOOD, "harness": {"name": "nobody"}}, "task.harness.name: expected one of pi, shell, got 'nobody'"),
+        ({**GOOD, "harness": {"name": "pi", "options": {"tool": []}}}, "task.harness.options: unknown field tool"),
+        ({**GOOD, "builder": "none"}, "task.builder: expected one of per_request, prefix_merging, got 'none'"),
+        ({**GOOD, "evaluator": {"kind": "wish", "command": "x"}}, "task.evaluator.kind: expected one of command"),
+        ({**GOOD, "runtime": {"kind": "moon"}}, "task.runtime.kind: expected one of local, got 'moon'"),
+        ({**GOOD, "instruction": " "}, "task.instruction: expected text, got none"),
+    ],
+)
+def test_the_error_names_the_field_and_what_is_expected(body, message):
+    with pytest.raises(ClientException) as error:
+        parse_tasks(json.dumps(body).encode())
+    assert message in error.value.detail
+    assert "\n" not in error.value.detail and "`" not in error.value.detail
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"not json", b'{"instruction": NaN}'])
+def test_what_is_not_json_is_said_to_be_so(body):
+    with pytest.raises(ClientException, match="the body is not JSON"):
+        parse_tasks(body)
+
+
+def test_one_task_or_a_list():
+    assert [task.task_id for task in parse_tasks(json.dumps(GOOD).encode())] == ["t-1"]
+    assert len(parse_tasks(json.dumps([GOOD, {**GOOD, "task_id": "t-2"}]).encode())) == 2
