@@ -104,11 +104,16 @@ def probe_ids(size: int) -> list[int]:
 
 
 def probe(model: Any) -> Probe:
-    """The policy's log-probs of a fixed prompt at temperature 1, for engines to compare theirs with."""
+    """The policy's log-probs of a fixed prompt at temperature 1, for engines to compare theirs with.
+
+    Raises PolicyModelError where one is no number: such weights must not be saved, nor published.
+    """
     ids = torch.tensor([probe_ids(vocabulary(model))], device=next(model.parameters()).device)
     with torch.no_grad():
         logprobs = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
     taken = logprobs.gather(1, ids[0, 1:, None])[:, 0]
+    if not taken.isfinite().all():
+        raise PolicyModelError("the policy's log-probs of the probe are no numbers; its weights are of no use")
     return Probe(prompt_ids=pack_ids(ids[0].tolist()), logprobs=pack_logprobs(taken.clamp(max=0).cpu().numpy()))
 
 

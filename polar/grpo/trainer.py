@@ -71,6 +71,7 @@ class GrpoTrainer:
         assert batch.number == self.version + 1, "batches come in order"
         torch.set_num_threads(self._settings.trainer_threads)  # OpenMP counts for each calling thread
         metrics = train_step(self._model, self._optimizer, batch, self._options, self._reference)
+        probed = probe(self._model)  # before the checkpoint, for it refuses weights that have become no numbers
         state = checkpoint.save(
             self._root,
             self._model,
@@ -83,6 +84,7 @@ class GrpoTrainer:
         )
         checkpoint.prune(self._root, self._settings.checkpoints_kept)
         self._adopt(state)
+        self._probe = probed
         return self.announcement()
 
     def announcement(self) -> WeightsPublished:
@@ -93,7 +95,7 @@ class GrpoTrainer:
             version=self.version,
             path=str(folder),
             sha256=self._sha256,
-            probe=probe(self._model),
+            probe=self._probe,
             metrics=self._metrics,
         )
 
@@ -110,6 +112,7 @@ class GrpoTrainer:
         if state is not None:
             checkpoint.restore(folder, self._model, self._optimizer, state)
             self._adopt(state)
+        self._probe = probe(self._model)
 
     def _adopt(self, state: checkpoint.TrainerState) -> None:
         self.version, self.next_offset = state.version, state.next_offset
