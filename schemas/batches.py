@@ -42,7 +42,8 @@ class BatchSealed(Record, frozen=True, kw_only=True, tag="batch.sealed"):
 
 
 class GroupExcluded(Record, frozen=True, kw_only=True, tag="batch.group_excluded"):
-    """A train group that is in no batch, and why: no_variance, stale, no_usable_session, no_trained_token."""
+    """A train group that is in no batch, and why: no_variance, stale, no_usable_session, no_trained_token,
+    traces_missing (fewer traces could be read than the group's closing record names)."""
 
     policy: str
     group_id: str
