@@ -34,11 +34,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     stop: list[str] = []
     seed: int | None = None
+    altered: list[str] = []
+    """Other parameters in effect that change the distribution: penalties, logit bias, structured output."""
 
     @property
     def reshapes(self) -> bool:
         """Whether the distribution is more than the softmax of logits / temperature."""
-        return self.top_p != 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.temperature <= 0.0
+        cut = self.top_p != 1.0 or self.top_k > 0 or self.min_p > 0.0 or self.temperature <= 0.0
+        return cut or bool(self.altered)
 
 
 class SessionEvent(Record, frozen=True, kw_only=True):

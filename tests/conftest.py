@@ -9,6 +9,8 @@ import pytest
 
 from streams.broker import LocalBroker
 
+pytest_plugins = ["engine_fixture"]
+
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
