@@ -77,6 +77,11 @@ def belongs(topic: str, record: Record) -> bool:
     return isinstance(record, _types[topic])
 
 
+def record_types(topic: str) -> tuple[type[Record], ...]:
+    """The classes of the records that ``topic`` carries."""
+    return _types[topic]
+
+
 def types_of(topic: str) -> frozenset[str]:
     """The ``ce_type`` of every record that ``topic`` carries."""
     return frozenset(_tags[topic])

@@ -227,8 +227,8 @@ class Reader(_Consumer):
             if received := await self._received(SLICE_S, max_records):
                 yield received
 
-    async def step_back(self, offsets: int) -> bool:
-        """Moves each partition ``offsets`` back; returns whether all are at their beginning now.
+    async def step_back(self, offsets: int) -> set[int]:
+        """Moves each partition ``offsets`` back; returns those that are not at their beginning now.
 
         Offsets are not records: transaction markers, and records that were aborted or compacted away, have theirs.
         """
@@ -238,7 +238,7 @@ class Reader(_Consumer):
         for tp in partitions:
             self._positions[tp] = max(first[tp], self._positions[tp] - offsets)
             client.seek(tp, self._positions[tp])
-        return all(self._positions[tp] == first[tp] for tp in partitions)
+        return {tp.partition for tp in partitions if self._positions[tp] > first[tp]}
 
     async def _received(self, timeout_s: float, max_records: int) -> list[Received]:
         received = await super()._received(timeout_s, max_records)
@@ -357,9 +357,9 @@ async def read_last(bootstrap: str, topic: str, n: int, *, source: str = "tail")
     span = n
     while True:
         async with Reader(bootstrap, [topic], source=source, start="end") as reader:
-            whole = await reader.step_back(span)
+            cut = await reader.step_back(span)
             last = _last_of_each(await reader.read_to_end(), n)
-        if whole or all(len(records) >= n for records in last.values()):
+        if all(len(last.get(partition, ())) >= n for partition in cut):
             return [one for partition in sorted(last) for one in last[partition]]
         span *= 4
 

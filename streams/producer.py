@@ -131,7 +131,11 @@ class Producer:
                 await self._within(client.abort_transaction(), "aborting a transaction")
 
     async def send_offsets(self, offsets: Mapping[tuple[str, int], int], group_id: str) -> None:
-        """Commits the group's next positions together with the open transaction."""
+        """Commits the group's next positions together with the open transaction.
+
+        They are in their place a moment after the transaction: a service that starts opens its Producer first, which
+        waits for that, and then its GroupReader.
+        """
         named_offsets = {TopicPartition(*partition): offset for partition, offset in offsets.items()}
         if named_offsets:
             sending = self._client().send_offsets_to_transaction(named_offsets, group_id)
