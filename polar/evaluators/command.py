@@ -27,6 +27,8 @@ class RewardFileError(Exception):
 
 async def evaluate(spec: EvaluatorSpec, sandbox: Sandbox, environment: dict[str, str], deadline_s: float) -> Score:
     """See ``evaluator.Evaluator``."""
+    if spec.reward_file is not None and wrong_path(spec.reward_file):
+        return Score(reward=None, error=_outside(spec.reward_file))
     if spec.reward_file is not None and _left_over(sandbox.work / spec.reward_file):
         remove = Program(argv=["rm", "-rf", "--", spec.reward_file], fresh_home=True)
         if (await sandbox.run(remove, deadline_s)).exit_code != 0:
@@ -46,7 +48,14 @@ async def evaluate(spec: EvaluatorSpec, sandbox: Sandbox, environment: dict[str,
 
 
 def _left_over(path: Path) -> bool:
-    return path.is_symlink() or path.exists()
+    try:
+        return path.is_symlink() or path.exists()
+    except PermissionError:
+        return True
+
+
+def _outside(name: str) -> str:
+    return f"evaluator.reward_file: {name!r} must be a relative path inside the work folder"
 
 
 def wrong_path(name: str) -> bool:
@@ -56,13 +65,11 @@ def wrong_path(name: str) -> bool:
 
 
 def read_reward(work: Path, name: str) -> float:
-    """The finite number in ``work/name``. Raises RewardFileError.
+    """The finite number in ``work/name``, a path that stays inside. Raises RewardFileError.
 
     No symbolic link is followed, of the file or of a folder on the way: the agent may have made them, and this
     process can read more than the sandbox can.
     """
-    if wrong_path(name):
-        raise RewardFileError(f"{name!r} must be a relative path inside the work folder")
     try:
         text = _read_inside(work, PurePosixPath(name).parts)
     except OSError as error:

@@ -87,13 +87,13 @@ def confined(box: Confinement, mounts: list[Mount], home: Path | None, status: i
     ]
     line += ["--unshare-cgroup-try"]
     line += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if root else ["--unshare-user"]
+    line += ["--proc", "/proc", "--dev", "/dev", *tmpfs, "/dev/shm", *tmpfs, "/tmp"]
     for folder in (*SYSTEM, RESOLVER):
         line += ["--ro-bind-try", folder, folder]
     for hidden in box.hidden:
         if any(hidden.is_relative_to(Path(system).resolve()) for system in SYSTEM):
             line += ["--tmpfs", str(hidden)]
     line += ["--ro-bind", str(box.passwd), "/etc/passwd", "--ro-bind", str(box.group), "/etc/group"]
-    line += ["--proc", "/proc", "--dev", "/dev", *tmpfs, "/dev/shm", *tmpfs, "/tmp"]
     line += ["--perms", "0755", "--dir", "/home", "--perms", "0755", "--dir", "/polar"]
     line += ["--bind", str(box.work), WORK]
     line += ["--bind", str(home), HOME] if home is not None else [*tmpfs, HOME]

@@ -42,8 +42,8 @@ class LocalSandbox:
             (self.folder / "group").write_text(f"root:x:0:\nagent:x:{self._uid}:\n")
             _write(self.work, self._spec.files)
             self._give_away(self.folder / "work", self.folder / "home")
-        except OSError as error:
-            raise RuntimeFault(f"{self.folder}: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            raise RuntimeFault(f"{self.folder}: {getattr(error, 'strerror', error)}") from error
 
     async def run(self, program: Program, deadline_s: float) -> Ended:
         if program.home:
@@ -102,8 +102,8 @@ class LocalSandbox:
         try:
             _write(self.home, files)
             self._give_away(self.home)
-        except OSError as error:
-            raise RuntimeFault(f"{self.home}: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            raise RuntimeFault(f"{self.home}: {getattr(error, 'strerror', error)}") from error
 
     def _give_away(self, *folders: Path) -> None:
         if os.geteuid() != 0 or self._unsafe:

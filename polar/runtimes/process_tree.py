@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
 from polar.runtimes.runtime import Ended, RuntimeFault
-from polar.runtimes.trees import Namespace, Tree, UnixSession, resident_bytes
+from polar.runtimes.trees import KILL_DEADLINE_S, Namespace, Tree, UnixSession, readable, resident_bytes
 
 MEMORY_CHECK_S = 0.25
 DRAIN_S = 1.0
@@ -48,16 +49,24 @@ async def run_tree(launch: Launch) -> Ended:
     Raises RuntimeFault when the sandbox could not be set up, or its tree would not end.
     """
     started = time.monotonic()
-    process, tree = await _start(launch)
-    stdout, stderr = Tail(process.stdout), Tail(process.stderr)
+    process, tree = _start(launch)
+    pidfd = os.pidfd_open(process.pid)
+    stdout, stderr = Tail(), Tail()
     try:
+        await stdout.read(process.stdout)
+        await stderr.read(process.stderr)
         await tree.opened()
-        verdict = await _watch(process, launch, tree, started)
+        verdict = await _watch(pidfd, launch, tree, started)
     finally:
-        await _end(process, tree)
-        await asyncio.wait({stdout.reading, stderr.reading}, timeout=DRAIN_S)
-        stdout.reading.cancel()
-        stderr.reading.cancel()
+        tree.kill()
+        process.kill()
+        await tree.gone()
+        await readable(pidfd, KILL_DEADLINE_S)
+        process.wait()
+        os.close(pidfd)
+        await asyncio.wait({stdout.ended, stderr.ended}, timeout=DRAIN_S)
+        stdout.close()
+        stderr.close()
     exit_code = tree.exit_code(process.returncode)
     if verdict == "exited" and exit_code is None:
         last = stderr.text().strip().rsplit("\n", 1)[-1] or f"exit code {process.returncode}"
@@ -72,24 +81,24 @@ async def run_tree(launch: Launch) -> Ended:
     )
 
 
-async def _start(launch: Launch) -> tuple[asyncio.subprocess.Process, Tree]:
+def _start(launch: Launch) -> tuple[subprocess.Popen[bytes], Tree]:
     status_read, status_write = os.pipe()
     argv = launch.argv(status_write if launch.confined else None)
     try:
         with _stdin(launch.stdin) as stdin:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
+            process = subprocess.Popen(
+                argv,
                 stdin=stdin,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 cwd=launch.cwd,
                 env=launch.environment,
-                pass_fds=(status_write,),
+                pass_fds=(status_write,) if launch.confined else (),
                 start_new_session=True,
             )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         os.close(status_read)
-        raise RuntimeFault(f"{argv[0]} could not be started: {error.strerror}") from error
+        raise RuntimeFault(f"{argv[0]} could not be started: {getattr(error, 'strerror', error)}") from error
     finally:
         os.close(status_write)
     if launch.confined:
@@ -98,40 +107,37 @@ async def _start(launch: Launch) -> tuple[asyncio.subprocess.Process, Tree]:
     return process, UnixSession(process.pid)
 
 
-async def _watch(process: asyncio.subprocess.Process, launch: Launch, tree: Tree, started: float) -> Verdict:
-    ended = asyncio.ensure_future(process.wait())
-    try:
-        while (left := started + launch.deadline_s - time.monotonic()) > 0:
-            await asyncio.wait({ended}, timeout=min(MEMORY_CHECK_S, left))
-            if ended.done():
-                return "exited"
-            if resident_bytes(tree.processes()) > launch.memory_bytes:
-                return "memory"
-        return "deadline"
-    finally:
-        ended.cancel()
+async def _watch(pidfd: int, launch: Launch, tree: Tree, started: float) -> Verdict:
+    while (left := started + launch.deadline_s - time.monotonic()) > 0:
+        if await readable(pidfd, min(MEMORY_CHECK_S, left)):
+            return "exited"
+        if resident_bytes(tree.processes()) > launch.memory_bytes:
+            return "memory"
+    return "deadline"
 
 
-async def _end(process: asyncio.subprocess.Process, tree: Tree) -> None:
-    """Kills what is left and waits until it is gone, also while the caller is being cancelled."""
-    tree.kill()
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await tree.gone()
-    await process.wait()
+class Tail(asyncio.Protocol):
+    """The last KEPT_BYTES of a pipe, read as they come."""
 
-
-class Tail:
-    """The last KEPT_BYTES of a stream, read as they come."""
-
-    def __init__(self, stream: asyncio.StreamReader | None) -> None:
-        assert stream is not None
+    def __init__(self) -> None:
         self._kept = b""
-        self.reading = asyncio.ensure_future(self._read(stream))
+        self._transport: asyncio.ReadTransport | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def _read(self, stream: asyncio.StreamReader) -> None:
-        while chunk := await stream.read(65536):
-            self._kept = (self._kept + chunk)[-KEPT_BYTES:]
+    async def read(self, pipe: IO[bytes] | None) -> None:
+        """Begins to read; ``ended`` is done when nobody can write to the pipe any more."""
+        self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, pipe)
+
+    def data_received(self, data: bytes) -> None:
+        self._kept = (self._kept + data)[-KEPT_BYTES:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
 
     def text(self) -> str:
         return self._kept.decode("utf-8", "replace")
@@ -141,7 +147,7 @@ class Tail:
 def _stdin(text: str) -> Iterator[int]:
     """A descriptor to read ``text`` from: a file in memory, so that no writer has to keep up with the program."""
     if not text:
-        yield asyncio.subprocess.DEVNULL
+        yield subprocess.DEVNULL
         return
     descriptor = os.memfd_create("stdin")
     try:

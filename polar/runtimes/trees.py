@@ -52,7 +52,7 @@ class Namespace:
 
     async def opened(self) -> None:
         while b"\n" not in self._status:
-            await _readable(self._status_read, KILL_DEADLINE_S)
+            await readable(self._status_read, KILL_DEADLINE_S)
             if not self._read():
                 return
         self._first = json.loads(self._status.splitlines()[0])["child-pid"]
@@ -71,9 +71,9 @@ class Namespace:
 
     async def gone(self) -> None:
         try:
-            if self._pidfd is not None and not await _readable(self._pidfd, KILL_DEADLINE_S):
+            if self._pidfd is not None and not await readable(self._pidfd, KILL_DEADLINE_S):
                 raise RuntimeFault(f"the sandbox of process {self._first} did not end within {KILL_DEADLINE_S:g} s")
-            while await _readable(self._status_read, KILL_DEADLINE_S) and self._read():
+            while await readable(self._status_read, KILL_DEADLINE_S) and self._read():
                 pass
         finally:
             os.close(self._status_read)
@@ -148,7 +148,7 @@ def _session(folder: Path) -> int | None:
     return None if state in "ZX" else int(session)
 
 
-async def _readable(descriptor: int, deadline_s: float) -> bool:
+async def readable(descriptor: int, deadline_s: float) -> bool:
     """Whether the descriptor became readable (a pidfd: its process ended; a pipe: data or end) in time."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
