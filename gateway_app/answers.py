@@ -77,12 +77,12 @@ async def _whole(engine: EngineClient, call: Call, request: ChatRequest, client:
 
 
 async def _derendered(engine: EngineClient, call: Call, request: ChatRequest) -> dict[str, Any]:
-    sample = call.sample
+    sample, shown = call.sample, call.sample.shown
     ending: dict[str, Any] = {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
-    if not sample.ids:
-        return {"message": {"role": "assistant"}} | ending
-    choice = {"token_ids": sample.ids} | ending
+    if not shown:
+        return {"message": {"role": "assistant", "content": ""}} | ending
+    choice = {"token_ids": sample.ids[:shown]} | ending
     if request.logprobs:
-        pairs = zip(sample.ids, sample.logprobs, strict=True)
+        pairs = zip(sample.ids[:shown], sample.logprobs[:shown], strict=True)
         choice["logprobs"] = {"content": [{"token_id": token, "logprob": logprob} for token, logprob in pairs]}
     return (await engine.derender(call.chat_request, call.prompt_ids, choice))["choices"][0]

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
-from schemas.scheduler import (
+
+from schemas.record import Record
+from schemas.scheduling import (
     Cancel,
     NodeLost,
     NodeRegistered,
@@ -25,8 +27,6 @@ from schemas.scheduler import (
     SessionRunning,
     SlotRecord,
 )
-
-from schemas.record import Record
 
 REMEMBERED = 200_000
 """Ended sessions; by the time that so many have followed, a token has long expired."""

@@ -63,7 +63,7 @@ def classify(error: Exception) -> Failure:
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Tokens that arrived since the last piece; the last piece has the finish reason."""
+    """Tokens with text that arrived since the last piece; the last piece has the finish reason."""
 
     token_ids: list[int]
     finish_reason: str | None
@@ -162,7 +162,7 @@ class Call:
         try:
             while True:
                 done = reading.done()
-                fresh = self.sample.ids[taken:]
+                fresh = self.sample.ids[taken : self.sample.shown]
                 if fresh or done:
                     taken += len(fresh)
                     finish = self.sample.finish_reason if done else None

@@ -125,6 +125,7 @@ def create_app(gateway: Gateway) -> Litestar:
         exception_handlers={HTTPException: openai_error},
         request_max_body_size=MAX_BODY,
         openapi_config=None,
+        logging_config=None,
     )
     app.state.gateway = gateway
     return app

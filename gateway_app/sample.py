@@ -61,6 +61,12 @@ class Sample:
                     raise InexactSample(f"the engine's weight version is {span.version!r}, not a number")
                 self._spans.append(VersionSpan(int(span.version), span.start, span.end))
 
+    @property
+    def shown(self) -> int:
+        """How many of the ids have text for the client: not the token that ended the response."""
+        ended_by_token = self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
+        return len(self.ids) - 1 if ended_by_token and self.ids else len(self.ids)
+
     def checked(
         self, session_id: str, attempt: int, call_id: str, message: dict[str, Any], finish_reason: str
     ) -> CallCompleted:
