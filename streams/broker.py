@@ -36,6 +36,7 @@ START_S = 60.0
 STOP_S = 20.0
 FORMAT_S = 60.0
 OLDEST_JAVA = 17
+FULL_BYTES = 4 * 2**20
 LOG_BYTES = 10 * 2**20
 HEAP = ("-Xms64m", "-Xmx512m")
 QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -50,7 +51,11 @@ if os.getppid() == int(sys.argv[1]):
 log = logging.getLogger(__name__)
 
 SYMPTOMS = (
-    (r"No space left on device", "the disk that holds {data} is full; free some space, then start again"),
+    # The JVM's word for a memory-mapped file that could not grow.
+    (
+        r"No space left on device|fault occurred in .*unsafe memory access",
+        "the disk that holds {data} is full; free some space, then start again",
+    ),
     (r"Failed to acquire lock on file", "another broker already uses {data}; stop that one first"),
     (r"Address already in use", "port {port} or {controller_port} is taken; stop what listens there, or choose --port"),
     (r"OutOfMemoryError", "the broker's Java ran out of memory (512 MiB)"),
@@ -248,6 +253,8 @@ class LocalBroker:
         with self._log.open("rb") as file:
             file.seek(self._log_start)
             said = file.read(LOG_BYTES).decode("utf-8", "replace")
+        if shutil.disk_usage(self._folder).free < FULL_BYTES:
+            said += "No space left on device"  # which the log itself had no room for
         why = self._recognise(said) or f"see {self._log}"
         return f"Kafka in {self._folder} ended with code {code}: {why}"
 

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from aiokafka import errors as kafka
 
+from streams.quiet import keep_quiet
+
+keep_quiet()
+
 
 class StreamError(Exception):
     """Any of the errors below. The message is one line: what failed, where, what to do."""

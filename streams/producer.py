@@ -27,6 +27,8 @@ __all__ = ["Fenced", "KafkaUnavailable", "Position", "Producer", "RecordRefused"
 T = TypeVar("T")
 
 DEADLINE_S = 30.0
+CLOSE_UNANSWERED_S = 1.0
+"""How long closing waits for a broker that has just not answered: what is still unsent was reported as such."""
 TRANSACTION_TIMEOUT_MS = 45_000
 """After this the broker aborts the transaction of a killed producer, which until then holds back committed readers."""
 
@@ -58,6 +60,7 @@ class Producer:
         self._kafka: AIOKafkaProducer | None = None
         self._in_transaction: list[asyncio.Future[Position]] = []
         self._broken: StreamError | None = None
+        self._unanswered = False
 
     async def __aenter__(self) -> Self:
         self._kafka = AIOKafkaProducer(
@@ -149,9 +152,12 @@ class Producer:
         """``waiting`` within the deadline, its errors named. A transactional producer does not outlive an error."""
         try:
             async with asyncio.timeout(self._deadline_s):
-                return await waiting
+                result = await waiting
+            self._unanswered = False
+            return result
         except (KafkaError, OSError, AssertionError) as error:
             failed = named(error, self._bootstrap, f"{self._source}: {doing}")
+            self._unanswered = isinstance(failed, KafkaUnavailable)
             if self._transactional_id is not None and not isinstance(failed, RecordRefused):
                 self._broken = failed
             raise failed from error
@@ -168,7 +174,7 @@ class Producer:
         if kafka is None:
             return
         try:
-            async with asyncio.timeout(self._deadline_s if self._broken is None else 2.0):
+            async with asyncio.timeout(CLOSE_UNANSWERED_S if self._unanswered else self._deadline_s):
                 await kafka.stop()
         except (KafkaError, OSError) as error:
             log.warning("Kafka at %s: %s did not close cleanly: %r", self._bootstrap, self._source, error)
