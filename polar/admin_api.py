@@ -15,6 +15,7 @@ from polar.settings import Settings
 
 T = TypeVar("T")
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+STREAM_TIMEOUT = httpx.Timeout(30.0, connect=5.0, read=None)
 LATEST = Path("runs/latest")
 
 
@@ -53,11 +54,10 @@ class AdminApi:
 
     def lines(self, path: str, **query: Any) -> Iterator[bytes]:
         """The lines of a streamed answer, as they come."""
-        timeout = httpx.Timeout(TIMEOUT, read=None)
         with (
             self._errors(),
             httpx.stream(
-                "GET", self.url + path, params=_given(query), headers=self._headers, timeout=timeout
+                "GET", self.url + path, params=_given(query), headers=self._headers, timeout=STREAM_TIMEOUT
             ) as response,
         ):
             if response.is_error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import socket
@@ -104,10 +103,10 @@ def choose_ports(run_dir: Path, environ: Mapping[str, str]) -> Ports:
     """
     path = run_dir / "ports.json"
     try:
-        known = json.loads(path.read_text())
+        known = msgspec.json.decode(path.read_bytes(), type=dict[str, int | None])
     except FileNotFoundError:
         known = {}
-    except (OSError, ValueError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise SupervisorError(f"cannot read {path} ({error}): delete it to choose ports anew") from None
     settings = from_environment(dict(environ))
     chosen: dict[str, int | None] = {
@@ -147,7 +146,7 @@ def _check_free(ports: Ports, path: Path) -> None:
     for name, port in msgspec.structs.asdict(ports).items():
         if port is not None and not _is_free(port):
             raise SupervisorError(
-                f"port {port} ({name}) is taken: stop what listens there, or delete {path} to choose others"
+                f"port {port} ({name}) is taken: stop what listens there (this run, up already?), or delete {path}"
             )
 
 

@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import socket
 import sys
 
-import uvicorn
-
 from gateway_app.admin.app import create_app
+from gateway_app.serve import ListenError, listen, serve, stop_on_signals
 from polar.settings import Settings, SettingsError, from_environment
 
-log = logging.getLogger("gateway_app.admin")
+log = logging.getLogger("admin")
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    failures: list[BaseException] = []
-
-    def recorder_died(error: BaseException) -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s admin %(levelname)s %(message)s")
+    for name, level in (("aiokafka", logging.ERROR), ("uvicorn", logging.CRITICAL)):
+        logging.getLogger(name).setLevel(level)
+    failures: list[Exception] = []
+    try:
+        asyncio.run(run(from_environment(), failures))
+    except (SettingsError, ListenError) as error:
         failures.append(error)
-        server.should_exit = True
-
-    try:
-        settings = from_environment()
-        app = create_app(settings, on_failure=recorder_died)
-        listener = _listen(settings)
-    except SettingsError as error:
-        log.error("%s", error)
-        return 1
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, lifespan="on"))
-    log.info("listening on %s:%s", settings.admin_host, settings.admin_port)
-    server.run(sockets=[listener])
-    return 0 if server.started and not failures else 1
+    except SystemExit:
+        # uvicorn's word for a lifespan that failed to start.
+        if not failures:
+            raise
+    for failure in failures:
+        log.error("%s", failure)
+    return 1 if failures else 0
 
 
-def _listen(settings: Settings) -> socket.socket:
-    """Raises SettingsError for an address that is taken or not ours."""
-    family = socket.AF_INET6 if ":" in settings.admin_host else socket.AF_INET
-    try:
-        return socket.create_server((settings.admin_host, settings.admin_port), family=family)
-    except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {settings.admin_host}:{settings.admin_port} ({error.strerror}):"
-            " stop what uses it, or set POLAR_ADMIN_PORT"
-        ) from None
+async def run(settings: Settings, failures: list[Exception]) -> None:
+    """Returns after SIGTERM or SIGINT, or when something was put into ``failures``.
+
+    Raises SettingsError or ListenError, and SystemExit when the app's lifespan did not start.
+    """
+    stop = stop_on_signals()
+
+    def failed(error: Exception) -> None:
+        failures.append(error)
+        stop.set()
+
+    app = create_app(settings, failed)
+    with listen(settings.admin_host, settings.admin_port) as listening:
+        log.info("listening at %s:%s", settings.admin_host, settings.admin_port)
+        await serve(app, listening, stop)
 
 
 if __name__ == "__main__":

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from consumers.recorder import record
 from litestar import Litestar, Request, Response, Router, get
 from litestar.datastructures import State
 from litestar.openapi import OpenAPIConfig
-from polar.store import Store, StoreError
 
+from consumers.recorder import record
 from gateway_app.admin.access import check_binding, guard
 from gateway_app.admin.routes import RecordRoutes, SessionRoutes, TaskRoutes, TopicRoutes
 from gateway_app.admin.task_intake import TaskIntake
 from polar.settings import Settings
+from polar.store import Store, StoreError
 from streams.admin import create_topics
-from streams.producer import KafkaUnavailable, Producer
+from streams.errors import StreamError
+from streams.producer import Producer
 
 SOURCE = "polar-admin"
-log = logging.getLogger(__name__)
+MOST_BYTES = 64 * 1024 * 1024
+OnFailure = Callable[[Exception], None]
 
 
 @get("/health", summary="200 while the recorder runs", tags=["health"])
@@ -33,28 +34,22 @@ async def health(state: State) -> Response[dict[str, str]]:
     return Response({"status": "ok"})
 
 
-def create_app(settings: Settings, on_failure: Callable[[BaseException], None] = lambda error: None) -> Litestar:
-    """``on_failure`` is told when the recorder dies: the process should end then, to be started again.
+def create_app(settings: Settings, on_failure: OnFailure = lambda error: None) -> Litestar:
+    """``on_failure`` is told when it cannot start, or the recorder dies: the process should end, and start again.
 
     Raises SettingsError for an address beyond loopback without a key. Starting it raises StoreError when the DuckDB
-    file cannot be opened, and KafkaUnavailable.
+    file cannot be opened, and StreamError.
     """
     check_binding(settings)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        settings.run_dir.mkdir(parents=True, exist_ok=True)
-        await create_topics(settings.kafka_bootstrap)
-        store = Store(settings.run_dir / "polar.duckdb")
         try:
-            async with Producer(settings.kafka_bootstrap, source=SOURCE) as producer:
-                intake = TaskIntake(producer)
-                await intake.catch_up(settings.kafka_bootstrap, SOURCE)
-                app.state.update({"settings": settings, "store": store, "intake": intake})
-                async with _recorder(app, store, settings.kafka_bootstrap, on_failure):
-                    yield
-        finally:
-            store.close()
+            async with _opened(app, settings, on_failure):
+                yield
+        except (StoreError, StreamError) as error:
+            on_failure(error)
+            raise
 
     admin = Router(
         "/admin",
@@ -64,22 +59,37 @@ def create_app(settings: Settings, on_failure: Callable[[BaseException], None] =
     return Litestar(
         [health, admin],
         lifespan=[lifespan],
-        exception_handlers={KafkaUnavailable: _unavailable, StoreError: _unavailable},
+        exception_handlers={StreamError: _unavailable, StoreError: _unavailable},
         openapi_config=OpenAPIConfig(title="Polar admin API", version="1.0"),
-        request_max_body_size=64 * 1024 * 1024,
+        request_max_body_size=MOST_BYTES,
+        logging_config=None,
     )
 
 
 @asynccontextmanager
-async def _recorder(
-    app: Litestar, store: Store, bootstrap: str, on_failure: Callable[[BaseException], None]
-) -> AsyncIterator[None]:
+async def _opened(app: Litestar, settings: Settings, on_failure: OnFailure) -> AsyncIterator[None]:
+    settings.run_dir.mkdir(parents=True, exist_ok=True)
+    await create_topics(settings.kafka_bootstrap)
+    store = Store(settings.run_dir / "polar.duckdb")
+    try:
+        async with Producer(settings.kafka_bootstrap, source=SOURCE) as producer:
+            intake = TaskIntake(producer)
+            await intake.catch_up(settings.kafka_bootstrap, SOURCE)
+            app.state.update({"settings": settings, "store": store, "intake": intake})
+            async with _recorder(app, store, settings.kafka_bootstrap, on_failure):
+                yield
+    finally:
+        store.close()
+
+
+@asynccontextmanager
+async def _recorder(app: Litestar, store: Store, bootstrap: str, on_failure: OnFailure) -> AsyncIterator[None]:
     stop = asyncio.Event()
     task = asyncio.create_task(record(store, bootstrap, stop), name="recorder")
 
     def ended(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the recorder has died: %s", error)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
             on_failure(error)
 
     task.add_done_callback(ended)

@@ -8,18 +8,19 @@ from typing import Annotated, Any
 from litestar import Controller, Request, delete, get, post
 from litestar.datastructures import State
 from litestar.exceptions import NotFoundException
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
-from polar.store import queries, rows
 
 from gateway_app.admin.task_check import parse_tasks
 from gateway_app.admin.task_intake import Cancelled, Submitted
 from gateway_app.admin.topic_tail import tail
+from polar.store import queries, rows
 from schemas.tasks import Purpose
 from streams.admin import topic_lag
 from streams.topics import TABLE
 
-Limit = Annotated[int, Parameter(ge=1, le=5000, description="how many at most, the newest first")]
+Text = FromQuery[str | None]
+Limit = Annotated[int, QueryParameter(ge=1, le=5000, description="how many at most, the newest first")]
 
 
 class TaskRoutes(Controller):
@@ -32,11 +33,11 @@ class TaskRoutes(Controller):
         return submitted
 
     @get("/", summary="Tasks, the newest first", sync_to_thread=True)
-    def tasks(self, state: State, limit: Limit = 100, task_id: str | None = None) -> list[rows.TaskRow]:
+    def tasks(self, state: State, limit: Limit = 100, task_id: Text = None) -> list[rows.TaskRow]:
         return queries.tasks(state.store, limit=limit, task_id=task_id)
 
     @delete("/{task_id:str}", status_code=200, summary="Cancel a task; its running sessions are ended")
-    async def cancel(self, task_id: str, state: State) -> Cancelled:
+    async def cancel(self, task_id: FromPath[str], state: State) -> Cancelled:
         cancelled: Cancelled = await state.intake.cancel(task_id)
         return cancelled
 
@@ -50,14 +51,14 @@ class SessionRoutes(Controller):
         self,
         state: State,
         limit: Limit = 100,
-        status: str | None = None,
-        task_id: str | None = None,
-        voided: bool = False,
+        status: Text = None,
+        task_id: Text = None,
+        voided: FromQuery[bool] = False,
     ) -> list[rows.SessionRow]:
         return queries.sessions(state.store, limit=limit, state=status, task_id=task_id, voided=voided)
 
     @get("/{session_id:str}", summary="One session's story: attempts, events, calls, traces", sync_to_thread=True)
-    def session(self, session_id: str, state: State) -> rows.SessionStory:
+    def session(self, session_id: FromPath[str], state: State) -> rows.SessionStory:
         story = queries.session(state.store, session_id)
         if story is None:
             raise NotFoundException(f"no session {session_id}: list them with GET /admin/sessions")
@@ -68,17 +69,21 @@ class RecordRoutes(Controller):
     tags = ("records",)
 
     @get("/groups", sync_to_thread=True)
-    def groups(self, state: State, limit: Limit = 100, group_id: str | None = None) -> list[rows.GroupRow]:
+    def groups(self, state: State, limit: Limit = 100, group_id: Text = None) -> list[rows.GroupRow]:
         return queries.groups(state.store, limit=limit, group_id=group_id)
 
     @get("/traces", summary="Traces without their tokens", sync_to_thread=True)
     def traces(
-        self, state: State, limit: Limit = 100, session_id: str | None = None, group_id: str | None = None
+        self,
+        state: State,
+        limit: Limit = 100,
+        session_id: Text = None,
+        group_id: Text = None,
     ) -> list[rows.TraceRow]:
         return queries.traces(state.store, limit=limit, session_id=session_id, group_id=group_id)
 
     @get("/traces/{trace_id:str}", summary="One trace with its tokens, mask and log-probs", sync_to_thread=True)
-    def trace(self, trace_id: str, state: State) -> rows.TraceTokens:
+    def trace(self, trace_id: FromPath[str], state: State) -> rows.TraceTokens:
         trace = queries.trace(state.store, trace_id)
         if trace is None:
             raise NotFoundException(f"no trace {trace_id}: list them with GET /admin/traces")
@@ -108,10 +113,10 @@ class RecordRoutes(Controller):
     def pass_at_1(
         self,
         state: State,
-        purpose: Purpose = "eval",
-        task_id: list[str] | None = None,
-        first_version: int | None = None,
-        last_version: int | None = None,
+        purpose: FromQuery[Purpose] = "eval",
+        task_id: FromQuery[list[str] | None] = None,
+        first_version: FromQuery[int | None] = None,
+        last_version: FromQuery[int | None] = None,
     ) -> rows.PassAt1:
         return queries.pass_at_1(
             state.store, purpose, first_version=first_version, last_version=last_version, task_ids=task_id
@@ -128,7 +133,12 @@ class TopicRoutes(Controller):
 
     @get("/{topic:str}/tail", summary="The last records as NDJSON; with follow=true also those that come")
     async def tail_topic(
-        self, topic: str, state: State, session: str | None = None, limit: Limit = 50, follow: bool = False
+        self,
+        topic: FromPath[str],
+        state: State,
+        session: Text = None,
+        limit: Limit = 50,
+        follow: FromQuery[bool] = False,
     ) -> Stream:
         if topic not in TABLE:
             raise NotFoundException(f"no topic {topic}: there are {', '.join(TABLE)}")

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from polar.admin_api import AdminApi, ApiError, find_url
 from polar.cli import look, run, tasks, topics
+from polar.cli.mistake import UserMistake
 from polar.demo.config import DemoError
 from polar.settings import SettingsError
 from polar.supervisor import ServiceFailed, SupervisorError
+
+_UsageError: Any = typer.BadParameter.__base__
+"""typer has a click of its own, and exports only this child."""
 
 app = typer.Typer(
     name="polar",
@@ -59,13 +62,13 @@ def main(arguments: list[str] | None = None) -> None:
 def _exit_code(arguments: list[str] | None) -> int:
     try:
         code = app(args=arguments, standalone_mode=False)
-    except click.UsageError as error:
+    except _UsageError as error:
         return _say(f"{error.format_message()} (see {error.ctx.command_path if error.ctx else 'polar'} --help)")
-    except (click.ClickException, ApiError, SettingsError, SupervisorError, DemoError) as error:
+    except (UserMistake, ApiError, SettingsError, SupervisorError, DemoError) as error:
         if isinstance(error, ServiceFailed):
             print(error.log_tail, file=sys.stderr)
         return _say(str(error))
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import click
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from polar.admin_api import AdminApi
+from polar.cli.mistake import UserMistake
 from polar.cli.story import said, short
 from polar.cli.tables import age, dash, show_table, table
 from polar.store.rows import CallRow, SessionRow, SessionStory, Status, WeightRow
@@ -150,7 +150,7 @@ def show(
 
 
 def resolve(api: AdminApi, session: str) -> str:
-    """The one session id that is, starts or ends with ``session``. Raises ClickException for none or many."""
+    """The one session id that is, starts or ends with ``session``. Raises UserMistake for none or many."""
     if len(session) >= 36:
         return session
     rows = api.get("/admin/sessions", list[SessionRow], limit=5000)
@@ -159,7 +159,7 @@ def resolve(api: AdminApi, session: str) -> str:
     )
     if len(found) != 1:
         what = "no session has" if not found else f"{len(found)} sessions have"
-        raise click.ClickException(f"{what} an id like {session!r}: 'polar sessions' lists them")
+        raise UserMistake(f"{what} an id like {session!r}: 'polar sessions' lists them")
     return found[0]
 
 

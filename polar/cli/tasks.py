@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import msgspec
 import typer
 
 from polar.admin_api import AdminApi
+from polar.cli.mistake import UserMistake
 from polar.cli.tables import age, dash, show_table
 from polar.store.rows import TaskRow
 
@@ -70,18 +70,17 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise click.ClickException(f"cannot read {file}: {error.strerror}") from None
+        raise UserMistake(f"cannot read {file}: {error.strerror}") from None
 
 
-def read_tasks(text: bytes, name: str) -> list[Any]:
-    """The tasks in a JSON or JSON Lines text. Raises ClickException that names the file."""
+def read_tasks(text: bytes, name: str) -> Any:
+    """What a JSON text holds, or a list for JSON Lines. Raises UserMistake that names the file."""
     try:
-        raw = msgspec.json.decode(text)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        try:
-            raw = msgspec.json.decode_lines(text) if b"\n" in text.strip() else None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raw = None
-        if raw is None:
-            raise click.ClickException(f"{name} is not JSON: {error}") from None
-    return raw if isinstance(raw, list) else [raw]
+        first, reason = text.split(b"\n", 1)[0], error
+    try:
+        msgspec.json.decode(first)
+        return msgspec.json.Decoder().decode_lines(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UserMistake(f"{name} is not JSON: {reason}") from None

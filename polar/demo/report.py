@@ -12,6 +12,7 @@ import matplotlib
 import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from polar.demo.result import DemoResult, Evaluation
 from polar.store.rows import BatchRow, ExclusionRow, SessionRow, WeightRow
@@ -141,7 +142,7 @@ def _metric_points(records: RunRecords, name: str) -> list[tuple[int, float]]:
 
 def _staleness(axes: Axes, records: RunRecords) -> None:
     axes.bar([row.batch for row in records.batches], [row.batch - 1 - row.oldest_version for row in records.batches])
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     _label(axes, "batch", "steps")
 
 

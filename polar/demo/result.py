@@ -42,7 +42,7 @@ def wilson(passed: int, n: int) -> tuple[float, float]:
     share, z2 = passed / n, Z_95**2
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z_95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def evaluation(members: Sequence[dict[str, Any]], version: int, seconds: float) -> Evaluation:

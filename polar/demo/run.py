@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,7 +141,7 @@ class _Run:
         closed = {group.group_id for group in self._closed(set(self._submitted))}
         for task_id in self._submitted:
             if task_id not in closed:
-                self._retry(lambda task_id=task_id: self._api.delete(f"/admin/tasks/{task_id}"))
+                self._retry(partial(self._api.delete, f"/admin/tasks/{task_id}"))
         ids = set(self._submitted)
 
         def quiet(status: Status) -> bool:
