@@ -172,59 +172,74 @@ def pass_at_1(
     )
 
 
+SESSION_COUNTS = """
+    WITH s AS MATERIALIZED (SELECT node_id, state, void, usable, reason FROM sessions)
+    SELECT 'state' AS what, state AS key, NULL AS node_id, count(*) FROM s WHERE NOT void GROUP BY state
+    UNION ALL SELECT 'unusable', reason, NULL, count(*) FROM s WHERE NOT void AND NOT usable GROUP BY reason
+    UNION ALL SELECT 'slots', state, node_id, count(*) FROM s GROUP BY node_id, state
+    ORDER BY ALL"""
+
+COUNTS = """
+    SELECT (SELECT count(*) FROM tasks), (SELECT count(*) FROM tasks WHERE cancelled), (SELECT count(*) FROM traces),
+        (SELECT coalesce(max(batch), 0) FROM batches)"""
+
+GROUP_COUNTS = """
+    WITH ids AS (
+        SELECT group_id FROM session_plans UNION SELECT group_id FROM session_openings
+        UNION SELECT group_id FROM group_closings)
+    SELECT CASE WHEN b.batch IS NOT NULL THEN 'batched' WHEN e.group_id IS NOT NULL THEN 'excluded'
+        WHEN c.group_id IS NOT NULL THEN 'closed' ELSE 'open' END AS state, count(*)
+    FROM ids LEFT JOIN batch_groups b USING (group_id) LEFT JOIN exclusions e USING (group_id)
+    LEFT JOIN group_closings c USING (group_id) GROUP BY state ORDER BY state"""
+
+LAST_REWARDS = """
+    SELECT avg(reward) FROM (
+        SELECT v.reward FROM session_verdicts v JOIN session_openings o USING (session_id, attempt)
+        WHERE v.usable AND o.purpose = 'train' ORDER BY v."at" DESC LIMIT 64)"""
+
+
 def status(store: Store) -> rows.Status:
     """The whole system at one glance."""
-    states = dict(store.read("SELECT state, count(*) FROM sessions WHERE NOT void GROUP BY state ORDER BY state"))
-    nodes = _nodes(store)
-    newest = weights(store, limit=1)
+    states: dict[str, int] = {}
+    unusable: dict[str, int] = {}
+    slots: dict[str, dict[str, int]] = {}
+    for what, key, node_id, count in store.read(SESSION_COUNTS):
+        counts = {"state": states, "unusable": unusable}.get(what)
+        (slots.setdefault(node_id, {}) if counts is None else counts)[key] = count
+    nodes = [_node(row, slots.get(row["node_id"], {})) for row in store.records("FROM nodes ORDER BY node_id")]
     loads = store.records("SELECT * FROM weight_loads ORDER BY position DESC")
-    loaded: dict[str, int] = {}
-    for load in loads:
-        loaded.setdefault(load["engine_id"], load["version"])
-    last = steps(store, limit=1)
+    [(task_count, cancelled, trace_count, last_batch)] = store.read(COUNTS)
+    last_step = steps(store, limit=1)
     return rows.Status(
         nodes=nodes,
         ready=sum(node.ready for node in nodes),
         running=sum(node.running for node in nodes),
         sessions=states,
-        unusable=_counts(store, "SELECT reason FROM sessions WHERE NOT void AND NOT usable"),
-        groups=_counts(store, GROUP_STATE),
-        exclusions=_counts(store, "SELECT reason FROM exclusions"),
-        tasks=_one(store, "SELECT count(*) FROM tasks"),
-        cancelled_tasks=_one(store, "SELECT count(*) FROM tasks WHERE cancelled"),
-        traces=_one(store, "SELECT count(*) FROM traces"),
-        last_batch=_one(store, "SELECT coalesce(max(batch), 0) FROM batches"),
-        version_published=newest[0].version if newest else None,
-        versions_loaded=loaded,
+        unusable=unusable,
+        groups=dict(store.read(GROUP_COUNTS)),
+        exclusions=dict(store.read("SELECT reason, count(*) FROM exclusions GROUP BY reason ORDER BY reason")),
+        tasks=task_count,
+        cancelled_tasks=cancelled,
+        traces=trace_count,
+        last_batch=last_batch,
+        version_published=store.read('SELECT max("version") FROM weights')[0][0],
+        versions_loaded={load["engine_id"]: load["version"] for load in reversed(loads)},
         probe_mean_difference=loads[0]["probe_mean_difference"] if loads else None,
         probe_max_difference=loads[0]["probe_max_difference"] if loads else None,
-        step=last[0] if last else None,
-        reward_mean=_one(store, LAST_REWARDS),
+        step=last_step[0] if last_step else None,
+        reward_mean=store.read(LAST_REWARDS)[0][0],
     )
 
 
-GROUP_STATE = """
-    SELECT CASE WHEN batch IS NOT NULL THEN 'batched' WHEN excluded IS NOT NULL THEN 'excluded'
-        WHEN closed_at IS NOT NULL THEN 'closed' ELSE 'open' END AS reason
-    FROM groups"""
-
-LAST_REWARDS = """
-    SELECT avg(reward) FROM (
-        SELECT reward FROM sessions WHERE usable AND NOT void AND purpose = 'train' ORDER BY closed_at DESC LIMIT 64)"""
-
-
-def _nodes(store: Store) -> list[rows.NodeStatus]:
+def _node(row: dict[str, Any], used: dict[str, int]) -> rows.NodeStatus:
     """A sandbox that is told to start holds its READY slot until it is reported as running."""
-    sql = """
-        WITH used AS (
-            SELECT node_id, count(*) FILTER (state = 'preparing') AS preparing,
-                count(*) FILTER (state IN ('ready', 'starting')) AS ready,
-                count(*) FILTER (state = 'running') AS running, count(*) FILTER (state = 'postrun') AS postrun
-            FROM sessions GROUP BY node_id)
-        SELECT n.*, coalesce(preparing, 0) AS preparing, coalesce(ready, 0) AS ready, coalesce(running, 0) AS running,
-            coalesce(postrun, 0) AS postrun
-        FROM nodes n LEFT JOIN used USING (node_id) ORDER BY node_id"""
-    return [rows.NodeStatus(**row) for row in store.records(sql)]
+    return rows.NodeStatus(
+        **row,
+        preparing=used.get("preparing", 0),
+        ready=used.get("ready", 0) + used.get("starting", 0),
+        running=used.get("running", 0),
+        postrun=used.get("postrun", 0),
+    )
 
 
 EVENTS = """
@@ -273,12 +288,3 @@ def _answer(kind: type[A], row: dict[str, Any]) -> A:
     if kind is rows.CallRow and values["usage"] is None:
         values["usage"] = {}
     return kind(**values)
-
-
-def _counts(store: Store, sql: str) -> dict[str, int]:
-    """How many rows of ``sql`` (ours, with a column ``reason``) by reason, the most frequent first."""
-    return dict(store.read(f"SELECT reason, count(*) FROM ({sql}) GROUP BY reason ORDER BY count(*) DESC, reason"))
-
-
-def _one(store: Store, sql: str) -> Any:
-    return store.read(sql)[0][0]
