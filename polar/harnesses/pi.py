@@ -44,7 +44,9 @@ def program(options: dict[str, Any], instruction: str, base_url: str) -> Program
         raise HarnessError("harness pi: the instruction is empty")
     prefix, node = installed()
     mounts, node_path = [Mount(prefix, "/polar/npm")], str(node)
-    if not node.is_relative_to("/usr"):
+    if node.is_relative_to(prefix):
+        node_path = f"/polar/npm/{node.relative_to(prefix)}"
+    elif not node.is_relative_to("/usr"):
         mounts.append(Mount(node.parent.parent, "/polar/node"))
         node_path = "/polar/node/bin/node"
     tools = ["--tools", ",".join(read.tools)] if read.tools else ["--no-tools"]
@@ -83,7 +85,10 @@ def _provider(options: Options, base_url: str) -> dict[str, Any]:
 
 
 def installed() -> tuple[Path, Path]:
-    """The npm prefix (POLAR_NPM_PREFIX, else .cache/npm) and node. Raises HarnessError without the pinned Pi."""
+    """The npm prefix (POLAR_NPM_PREFIX, else .cache/npm), and its own node, else the one in PATH.
+
+    Raises HarnessError without the pinned Pi, or without node.
+    """
     return _installed(os.environ.get("POLAR_NPM_PREFIX") or DEFAULT_PREFIX)
 
 
@@ -95,6 +100,9 @@ def _installed(prefix: str) -> tuple[Path, Path]:
         raise HarnessError(f"harness pi: {manifest} is missing: run make setup, or set POLAR_NPM_PREFIX")
     if (version := json.loads(manifest.read_text())["version"]) != VERSION:
         raise HarnessError(f"harness pi: {root} holds version {version}, not {VERSION}: run make setup")
+    own = root / "node_modules" / "node" / "bin" / "node"
+    if own.is_file():
+        return root, own.resolve()
     if (node := shutil.which("node")) is None:
         raise HarnessError("harness pi: node is not in PATH: install Node 20 or newer")
     return root, Path(node).resolve()
