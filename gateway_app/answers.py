@@ -16,6 +16,8 @@ from polar.engine.client import EngineClient, EngineError
 from streams.errors import StreamError
 
 RETRY_AFTER = {"retry-after": "2"}
+STOPPED = Failure("session_ended", "this session has ended", 403, infrastructure=False)
+"""For a client that is still there when its attempt has ended."""
 
 
 async def answer(engine: EngineClient, call: Call, request: ChatRequest, client: Client) -> None:
@@ -57,9 +59,13 @@ async def _streamed(
     if call.stop.is_set():
         finish_reason = call.sample.finish_reason or finish_reason
     await call.complete(message.whole(), finish_reason)
+    if finish_reason == "abort":
+        await client.write_events(dialect.stream_error(STOPPED.detail, STOPPED.reason))
+        await call.delivery(False)
+        return
     usage = call.sample.usage if request.include_usage else None
     await client.write_events(dialect.finish(finish_reason, usage))
-    await call.delivery(await client.received())
+    await call.delivery(await client.received() and not call.stop.is_set())
 
 
 async def _whole(engine: EngineClient, call: Call, request: ChatRequest, client: Client, dialect: OpenAIChat) -> None:
@@ -72,8 +78,12 @@ async def _whole(engine: EngineClient, call: Call, request: ChatRequest, client:
     if message.get("tool_calls") and finish_reason == "stop":
         finish_reason = "tool_calls"
     await call.complete(message, finish_reason)
+    if finish_reason == "abort":
+        await refuse(client, STOPPED)
+        await call.delivery(False)
+        return
     await client.respond(200, dialect.whole(message, finish_reason, choice.get("logprobs"), call.sample.usage))
-    await call.delivery(await client.received())
+    await call.delivery(await client.received() and not call.stop.is_set())
 
 
 async def _derendered(engine: EngineClient, call: Call, request: ChatRequest) -> dict[str, Any]:

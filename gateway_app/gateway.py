@@ -15,9 +15,10 @@ from typing import Any
 
 from litestar import Litestar, Request, Response, get, post
 from litestar.exceptions import HTTPException
+from litestar.params import FromPath
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway_app.answers import answer, refuse
+from gateway_app.answers import STOPPED, answer, refuse
 from gateway_app.attempts import Attempts
 from gateway_app.capture import Capture, Failure
 from gateway_app.client import Client
@@ -58,7 +59,7 @@ class Gateway:
         except InvalidToken as error:
             raise Failure("invalid_session_token", str(error), 401, infrastructure=False) from None
         if self.attempts.ended(session.session_id, session.attempt):
-            raise Failure("session_ended", "this session has ended", 403, infrastructure=False)
+            raise STOPPED
         return session
 
     async def chat(self, token: str, content: bytes, receive: Receive, send: Send) -> None:
@@ -80,7 +81,7 @@ class Gateway:
 
 
 @post("/s/{token:str}/v1/chat/completions")
-async def chat_completions(token: str, request: Request[Any, Any, Any]) -> ASGIApp:
+async def chat_completions(token: FromPath[str], request: Request[Any, Any, Any]) -> ASGIApp:
     content = await request.body()
     gateway: Gateway = request.app.state.gateway
 
@@ -99,7 +100,7 @@ async def models(request: Request[Any, Any, Any]) -> Response[Any]:
 
 
 @get("/s/{token:str}/v1/models")
-async def session_models(token: str, request: Request[Any, Any, Any]) -> Response[Any]:
+async def session_models(token: FromPath[str], request: Request[Any, Any, Any]) -> Response[Any]:
     try:
         request.app.state.gateway.admit(token)
     except Failure as failure:

@@ -1,4 +1,7 @@
-"""The fixture ``engine``: real vLLM on a tiny random model, started by the project's own launcher, once a session."""
+"""The fixture ``engine``: real vLLM on a tiny random model, started by the project's own launcher, once a session.
+
+With POLAR_TEST_ENGINE_URL it is an engine that runs already, on a model built by ``tiny_model`` with seed 0.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,12 @@ async def wait_up(url: str) -> None:
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     folder = tmp_path_factory.mktemp("engine")
-    url = f"http://127.0.0.1:{free_port()}"
+    given = os.environ.get("POLAR_TEST_ENGINE_URL")
+    url = given or f"http://127.0.0.1:{free_port()}"
     running = RunningEngine(url, build_model(folder / "model", seed=0), build_model(folder / "other", seed=1))
+    if given:
+        yield running
+        return
     settings = {"POLAR_MODEL_DIR": str(running.model), "POLAR_ENGINE_URL": url, "POLAR_RUN_DIR": str(folder)}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

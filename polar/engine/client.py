@@ -179,6 +179,7 @@ class EngineClient:
         await self._request("POST", "/pause?mode=keep")
         try:
             await self._request("POST", "/update_weight_version", {"new_version": f"loading {version}"})
+            await self._request("POST", "/collective_rpc", {"method": "abandon_weight_update"}, timeout=WEIGHTS)
             await self._request("POST", "/start_weight_update", timeout=WEIGHTS)
             await self._request("POST", "/update_weights", {"update_info": {"path": path}}, timeout=WEIGHTS)
             await self._request("POST", "/finish_weight_update", {"weight_version": str(version)}, timeout=WEIGHTS)

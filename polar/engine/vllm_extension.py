@@ -6,7 +6,7 @@ update the head is packed again; the weight loader proves it by comparing log-pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,17 @@ class DiskWeightTransferEngine(WeightTransferEngine[DiskInit, DiskUpdate]):
 
 
 class WorkerExtension:
-    """Named by ``--worker-extension-cls``, so that each worker imports this module and registers the backend."""
+    """Named by ``--worker-extension-cls``: each worker imports this module, and has these methods for collective_rpc."""
+
+    _weight_update_active: bool
+    finish_weight_update: Callable[[], None]
+
+    def abandon_weight_update(self) -> bool:
+        """Ends an update that a killed loader left open, if there is one: starting a second would kill the engine."""
+        open_update = self._weight_update_active
+        if open_update:
+            self.finish_weight_update()
+        return open_update
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:
