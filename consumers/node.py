@@ -11,6 +11,7 @@ import asyncio
 import logging
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from consumers.node_sessions import Action, Key, NodeSessions
@@ -163,7 +164,9 @@ class Incarnation:
 
 
 async def run_node(settings: Settings, stop: asyncio.Event) -> None:
-    """Serves until ``stop`` is set. Raises RuntimeFault, Superseded or a StreamError."""
+    """Serves until ``stop`` is set. Raises SettingsError, RuntimeFault, Superseded or a StreamError."""
+    if Path(settings.node_id).name != settings.node_id or settings.node_id in (".", ".."):
+        raise SettingsError(f"POLAR_NODE_ID={settings.node_id!r}: it names a folder, so it must be one plain name")
     folder = settings.run_dir / "sessions" / settings.node_id
     runtime = LocalRuntime(folder, hidden=[settings.run_dir], unsafe=settings.unsafe_local)
     await asyncio.to_thread(runtime.clear)

@@ -98,7 +98,6 @@ class LocalSandbox:
         return {bubblewrap.HOME: str(self.home), **mounts}
 
     def _write_home(self, files: dict[str, str]) -> None:
-        """Before the agent's first run only: afterwards the home may hold its symbolic links."""
         try:
             _write(self.home, files)
             self._give_away(self.home)
@@ -160,10 +159,17 @@ def _placed(text: str, places: dict[str, str]) -> str:
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
+    """Writes ``files`` below ``folder``, through no symbolic link: a program may have made some. None runs now."""
     for name, text in files.items():
         relative = PurePosixPath(name)
         if relative.is_absolute() or ".." in relative.parts or not relative.parts:
             raise RuntimeFault(f"runtime.files: {name!r} must be a relative path inside the work folder")
-        path = folder / relative
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = folder
+        for part in relative.parts[:-1]:
+            path /= part
+            if path.is_symlink():
+                raise RuntimeFault(f"{path} is a symbolic link: nothing is written through it")
+            path.mkdir(exist_ok=True)
+        path /= relative.parts[-1]
+        path.unlink(missing_ok=True)
         path.write_text(text)

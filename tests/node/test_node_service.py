@@ -9,11 +9,12 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from consumers.node import run_node
 from polar.session_token import load_secret, verify
-from polar.settings import Settings, to_environment
+from polar.settings import Settings, SettingsError, to_environment
 from schemas.ids import new_id
 from schemas.scheduling import (
     Cancel,
@@ -327,6 +328,12 @@ async def test_killed_and_started_again(settings):
         assert scheduler.incarnation != former and not folder.exists()
         second.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(second.wait(), DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "/"])
+async def test_a_node_id_is_one_plain_name(settings, name):
+    with pytest.raises(SettingsError, match="POLAR_NODE_ID"):
+        await run_node(msgspec.structs.replace(settings, node_id=name), asyncio.Event())
 
 
 async def test_no_broker_is_one_line_and_exit_code_1(settings):

@@ -237,6 +237,18 @@ async def test_files_stay_inside_the_work_folder(runtime, name):
         await runtime.create("bad", RuntimeSpec(files={name: "x"}))
 
 
+async def test_files_for_the_home_are_written_through_no_link(sandbox, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "kept").write_text("kept")
+    (sandbox.home / "file").symlink_to(tmp_path / "kept")
+    (sandbox.home / "folder").symlink_to(tmp_path / "outside")
+    ended = await bash(sandbox, "cat ~/file", home={"file": "new"})
+    assert (ended.stdout, (tmp_path / "kept").read_text()) == ("new", "kept")
+    with pytest.raises(RuntimeFault, match="symbolic link"):
+        await bash(sandbox, "true", home={"folder/a": "new"})
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
 async def test_a_program_that_cannot_be_started_is_a_fault(sandbox):
     with pytest.raises(RuntimeFault, match="could not be started"):
         await sandbox.run(Program(argv=["echo", "a\0b"]), 10)
