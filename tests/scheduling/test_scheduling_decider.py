@@ -139,6 +139,22 @@ def test_a_new_incarnation_voids_the_old_one_s_sessions_and_reports():
     assert step(state) == []
 
 
+def test_the_verdict_on_a_former_attempt_says_nothing_of_the_current_one():
+    state, [prewarm] = prewarmed(task("t", 1))
+    for kind in (SessionReady, SessionRunning, SessionExited):
+        evolve(state, on(prewarm, kind))
+    evolve(state, registered("a", "a2"))
+    [again] = step(state)
+    evolve(state, assembled(prewarm.session_id, 1, "t"))
+    for kind in (SessionReady, SessionRunning, SessionExited):
+        evolve(state, on(again, kind))
+    evolve(state, on(again, SessionFinished, outcome="completed"))
+    assert step(state) == []
+    evolve(state, assembled(prewarm.session_id, 2, "t", "unusable"))
+    closed, _ = step(state)
+    assert [(member.attempt, member.usable, member.reason) for member in closed.members] == [(2, False, "unusable")]
+
+
 def test_a_prewarm_that_was_decided_before_the_verdict_came_supersedes_it():
     state, [prewarm] = prewarmed(task("t", 1))
     for kind in (SessionReady, SessionRunning, SessionExited):

@@ -110,13 +110,13 @@ WORK = {
     judge: 2,
 }
 TROUBLE = {
-    fail: 3,
+    fail: 2,
     close_story_early: 3,
     cancel: 1,
     restart_scheduler: 1,
-    kill_node: 1,
-    restart_node: 2,
-    lose_node: 1,
+    kill_node: 0.3,
+    restart_node: 0.6,
+    lose_node: 0.3,
     repeat: 5,
 }
 
