@@ -18,7 +18,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from examples.tiny_policy.demonstrator import FINAL, mistakes, tool_call
+from examples.tiny_policy.demonstrator import FINAL, look, mistakes, tool_call
 from polar.demo.tasks import ADJECTIVES, NOUNS, SYSTEM_PROMPT, exercises
 
 HERE = Path(__file__).parent
@@ -56,10 +56,13 @@ def corpus() -> list[str]:
     """Text that the tokenizer's merges are learnt from: every word alone and after a space, then chats."""
     lines = [f" {word}" for word in ADJECTIVES + NOUNS] * 20 + [word for word in ADJECTIVES + NOUNS] * 20
     lines += [f"{SYSTEM_PROMPT}\nCurrent date: 2026-11-30\nCurrent working directory: /work\n", *SHELL_SAYS, FINAL] * 20
-    lines += ['{"name": "bash", "arguments": {"command": "string", "timeout": "number"}}', "system user assistant tool"] * 20
+    lines += [
+        '{"name": "bash", "arguments": {"command": "string", "timeout": "number"}}',
+        "system user assistant tool",
+    ] * 20
     for exercise in islice(exercises(0), 600):
         lines.append(exercise.instruction)
-        lines += [tool_call(command) for command in [exercise.solution, *mistakes(exercise)]]
+        lines += [tool_call(command) for command in [exercise.solution, look(exercise), *mistakes(exercise)]]
     return lines
 
 

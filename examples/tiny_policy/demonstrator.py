@@ -12,32 +12,35 @@ from typing import Any
 
 from polar.demo.tasks import Exercise
 
-RIGHT = 0.42
-"""The share of demonstrations that solve the exercise."""
-IDLE = 0.2
-"""The share that answers without having acted."""
+RIGHT, IDLE, LOOK = 0.42, 0.28, 0.18
+"""Shares of demonstrations that solve the exercise, that answer without acting, and that look at a file only. The rest
+makes a mistake of the exercise's kind."""
 FINAL = "Done."
+
+
+def look(exercise: Exercise) -> str:
+    """The harmless command that changes nothing."""
+    return f"cat {exercise.target if exercise.kind in ('write', 'append') else exercise.source}"
 
 
 def mistakes(exercise: Exercise) -> list[str]:
     """Commands of the right shape that fail the exercise's check."""
     source, target, word = exercise.source, exercise.target, exercise.word
     return {
-        "write": [f"echo {word}", f"echo {target} > {word}", f"cat {target}"],
-        "append": [f"echo {word} > {target}", f"echo {word}", f"cat {target}"],
-        "copy": [f"mv {source} {target}", f"cp {target} {source}", f"cat {source}"],
-        "rename": [f"cp {source} {target}", f"mv {target} {source}", f"cat {source}"],
-        "delete": [f"rm {source} {target}", f"rm {target}", f"cat {source}"],
-        "count": [f"wc -l {source}", f"wc -l {source} > {target}", f"cat {source}"],
+        "write": [f"echo {word}", f"echo {target} > {word}"],
+        "append": [f"echo {word} > {target}", f"echo {word}"],
+        "copy": [f"mv {source} {target}", f"cp {target} {source}"],
+        "rename": [f"cp {source} {target}", f"mv {target} {source}"],
+        "delete": [f"rm {source} {target}", f"rm {target}"],
+        "count": [f"wc -l {source}", f"wc -l {source} > {target}"],
     }[exercise.kind]
 
 
 def first_reply(exercise: Exercise, rng: random.Random) -> str:
     """The text of the first turn, without its end-of-turn token."""
-    toss = rng.random()
-    if toss < IDLE:
-        return FINAL
-    return tool_call(exercise.solution if toss < IDLE + RIGHT else rng.choice(mistakes(exercise)))
+    kinds = [exercise.solution, None, look(exercise), rng.choice(mistakes(exercise))]
+    [command] = rng.choices(kinds, [RIGHT, IDLE, LOOK, 1 - RIGHT - IDLE - LOOK])
+    return FINAL if command is None else tool_call(command)
 
 
 def tool_call(command: str) -> str:

@@ -57,8 +57,7 @@ def run_shell(exercise: Exercise, command: str | None) -> tuple[str, float]:
 
 
 def _bash(command: str, folder: str) -> subprocess.CompletedProcess[str]:
-    harmless = command if "\0" not in command else "false"
-    arguments = ["bash", "-r", "-c", harmless] if False else ["bash", "-c", harmless]
+    arguments = ["bash", "-c", command if "\0" not in command else "false"]
     return subprocess.run(
         arguments, cwd=folder, capture_output=True, text=True, timeout=5, check=False, env={"PATH": "/usr/bin:/bin"},
         stdin=subprocess.DEVNULL, errors="replace",
@@ -163,7 +162,7 @@ def grpo_step(
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 def pass_at_1(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, n: int) -> float:
@@ -172,7 +171,9 @@ def pass_at_1(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, n: int
     return sum(e.reward for e in episodes) / n
 
 
-def rehearse(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace, seed: int) -> None:
+def rehearse(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace, seed: int
+) -> None:
     """Groups stream in; four with variance make a step. Samples come from the policy ``stale`` steps ago."""
     torch.manual_seed(seed)
     model = copy.deepcopy(model)
@@ -192,7 +193,10 @@ def rehearse(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, argumen
             history.append(copy.deepcopy(model))
     after = pass_at_1(model, tokenizer, arguments.evaluate)
     curve = " ".join(f"{sum(rewards[i : i + 4]) / len(rewards[i : i + 4]):.2f}" for i in range(0, len(rewards), 4))
-    print(f"seed {seed} lr {arguments.lr}: before {before:.3f} after {after:.3f} steps {len(history) - 1} curve {curve}", flush=True)
+    print(
+        f"seed {seed} lr {arguments.lr}: before {before:.3f} after {after:.3f} steps {len(history) - 1} curve {curve}",
+        flush=True,
+    )
 
 
 def scripted(tokenizer: PreTrainedTokenizerFast, n: int, seed: int) -> list[Episode]:
