@@ -13,6 +13,7 @@ import base64
 import concurrent.futures
 import logging
 import os
+import random
 import re
 import shutil
 import signal
@@ -37,6 +38,7 @@ STOP_S = 20.0
 FORMAT_S = 60.0
 OLDEST_JAVA = 17
 FULL_BYTES = 4 * 2**20
+PORTS = range(20_000, 32_000)
 LOG_BYTES = 10 * 2**20
 HEAP = ("-Xms64m", "-Xmx512m")
 QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -111,11 +113,13 @@ class LocalBroker:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._ports = self._choose_ports()
-            properties = self._write_properties(self._ports)
-            self._format(java, jars, properties)
+            self._format(java, jars, self._ports)
+            properties = self._write_properties("server.properties", self._ports, self._data)
             self._java = self._launch(java, jars, properties)
         except OSError as error:
-            raise BrokerError(f"Kafka in {self._folder} cannot start: {error}") from error
+            raise BrokerError(
+                f"Kafka in {self._folder} cannot start: {self._recognise(str(error)) or error}"
+            ) from error
         try:
             _run(self._serve)
         except StreamError:
@@ -207,22 +211,25 @@ class LocalBroker:
                     f"port {port} of 127.0.0.1 is taken: stop what listens there (perhaps another broker on "
                     f"{self._folder}), or choose another port"
                 )
-        remembered.write_bytes(msgspec.json.encode(ports))
+        _replace(remembered, msgspec.json.encode(ports).decode())
         return ports
 
-    def _write_properties(self, ports: Ports) -> Path:
+    def _write_properties(self, name: str, ports: Ports, data: Path) -> Path:
+        values = {"broker_port": ports.broker, "controller_port": ports.controller, "data": data}
         template = (HERE / "server.properties").read_text()
-        values = {"broker_port": ports.broker, "controller_port": ports.controller, "data": self._data}
-        path = self._folder / "server.properties"
-        path.write_text(re.sub(r"@(\w+)@", lambda match: str(values[match[1]]), template))
+        path = self._folder / name
+        _replace(path, re.sub(r"@(\w+)@", lambda match: str(values[match[1]]), template))
         return path
 
-    def _format(self, java: str, jars: Path, properties: Path) -> None:
-        """Prepares an empty data folder; a formatted one is left as it is."""
-        if (self._data / "meta.properties").exists():
+    def _format(self, java: str, jars: Path, ports: Ports) -> None:
+        """Makes the data folder where there is none: whole, or not at all if it is killed."""
+        if self._data.exists():
             return
+        fresh = self._folder / "data.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        properties = self._write_properties("format.properties", ports, fresh)
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = ("kafka.tools.StorageTool", "format", "--standalone", "--ignore-formatted", f"--cluster-id={cluster_id}")
+        tool = ("kafka.tools.StorageTool", "format", "--standalone", f"--cluster-id={cluster_id}")
         command = [java, *QUICK, "-cp", f"{jars}/*", _log4j(), *tool, "-c", str(properties)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_S, check=False)
@@ -231,6 +238,7 @@ class LocalBroker:
         if done.returncode != 0:
             said = " ".join((done.stderr + done.stdout).split())
             raise BrokerError(self._recognise(said) or f"formatting {self._data} failed: {said[-300:]}")
+        fresh.replace(self._data)
 
     def _launch(self, java: str, jars: Path, properties: Path) -> subprocess.Popen[bytes]:
         if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
@@ -291,14 +299,21 @@ def _log4j() -> str:
 
 
 def _free_ports(n: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(n)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Below the ports that the system gives to outgoing connections, which may come between here and the start."""
+    chosen: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        if _is_free(port):
+            chosen.append(port)
+        if len(chosen) == n:
+            break
+    return chosen
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a whole file, or leaves the old one."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(path)
 
 
 def _is_free(port: int) -> bool:

@@ -8,174 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Literal
 
-import msgspec
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import KafkaError
-from aiokafka.structs import ConsumerRecord
 
-from streams.codec import decode, record_type
-from streams.dead_letters import put_aside, shout
-from streams.errors import DecodeError, KafkaUnavailable, OffsetLost, StreamError, named
-from streams.topics import DEAD_LETTERS, MIB, TABLE
+from streams.errors import OffsetLost, StreamError
+from streams.polling import SLICE_S, Polling, Received
+from streams.topics import TABLE
 
-T = TypeVar("T")
+__all__ = ["GroupReader", "Reader", "Received", "read_last"]
+
 Partition = tuple[str, int]
 Rebalance = Callable[[set[Partition]], Awaitable[None] | None]
 
-DEADLINE_S = 30.0
-SILENCE_S = 60.0
-"""A broker that has answered no fetch for so long while somebody waits is unavailable."""
-SLICE_S = 0.1
-"""How long one wait for records lasts where an end or a deadline has to be looked at."""
 
-log = logging.getLogger(__name__)
-
-
-class Received(msgspec.Struct, frozen=True):
-    """A record and where it stood."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: str | None
-    record: Any
-
-
-class _Consumer:
-    """What both readers share: connecting, polling within deadlines, decoding, putting aside."""
-
-    def __init__(
-        self,
-        bootstrap: str,
-        topics: Collection[str],
-        *,
-        source: str,
-        skip_types: frozenset[str],
-        dead_letters: bool,
-        **options: Any,
-    ) -> None:
-        self._bootstrap = bootstrap
-        self._topics = sorted(topics)
-        self._source = source
-        self._skip_types = skip_types
-        self._dead_letters = dead_letters
-        self._options = options
-        self._kafka: AIOKafkaConsumer | None = None
-        self._failed: StreamError | None = None
-        self._silent_s = 0.0
-        self._answered = 0
-
-    async def __aenter__(self) -> Self:
-        self._kafka = AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap,
-            client_id=self._source,
-            enable_auto_commit=False,
-            # Soft limits: a larger first message is still returned whole.
-            fetch_max_bytes=32 * MIB,
-            max_partition_fetch_bytes=4 * MIB,
-            fetch_max_wait_ms=250,
-            request_timeout_ms=15_000,
-            **self._options,
-        )
-        try:
-            await self._within(self._kafka.start(), "connecting")
-            await self._begin()
-        except StreamError:
-            await self._stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stop()
-
-    async def poll(self, timeout_s: float = 1.0, max_records: int = 500) -> list[Received]:
-        """The next records, at most ``max_records``, in order within each partition; [] after ``timeout_s``.
-
-        Raises KafkaUnavailable after a minute without an answer, OffsetLost, or NewerSchemaError; after any of these
-        a reader only raises it again, so that nothing is passed over.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.0, deadline - time.monotonic())
-            received = await self._received(left_s, max_records)
-            if received or time.monotonic() >= deadline:
-                return received
-
-    async def _begin(self) -> None:
-        """Takes up the partitions."""
-        raise NotImplementedError
-
-    async def _received(self, timeout_s: float, max_records: int) -> list[Received]:
-        client, started = self._client(), time.monotonic()
-        fetching = client.getmany(timeout_ms=int(timeout_s * 1000), max_records=max_records)
-        try:
-            batches = await self._within(fetching, "reading", DEADLINE_S + timeout_s)
-            self._listen_for_silence(client, time.monotonic() - started, bool(batches))
-            decoded = [await self._decoded(message) for messages in batches.values() for message in messages]
-        except StreamError as error:
-            self._failed = error
-            raise
-        return [one for one in decoded if one is not None]
-
-    def _listen_for_silence(self, client: AIOKafkaConsumer, waited_s: float, heard: bool) -> None:
-        answered = max((client.last_poll_timestamp(tp) or 0 for tp in client.assignment()), default=0)
-        if heard or answered != self._answered or not client.assignment():
-            self._silent_s, self._answered = 0.0, answered
-            return
-        self._silent_s += waited_s
-        if self._silent_s > SILENCE_S:
-            raise KafkaUnavailable(
-                f"Kafka at {self._bootstrap}: {self._source} has had no answer for {SILENCE_S:.0f} s; "
-                "check that the broker runs, then start this again"
-            )
-
-    async def _decoded(self, message: ConsumerRecord) -> Received | None:
-        if self._skip_types and record_type(message.headers) in self._skip_types:
-            return None
-        try:
-            record = decode(message.topic, message.value, message.headers)
-        except DecodeError as error:
-            shout(message, service=self._source, reason=str(error))
-            if self._dead_letters and message.topic != DEAD_LETTERS:
-                await put_aside(self._bootstrap, message, service=self._source, reason=str(error))
-            return None
-        key = None if message.key is None else message.key.decode("utf-8", "replace")
-        return Received(message.topic, message.partition, message.offset, key, record)
-
-    async def _within(self, waiting: Awaitable[T], doing: str, deadline_s: float = DEADLINE_S) -> T:
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await waiting
-        except (KafkaError, OSError) as error:
-            raise named(error, self._bootstrap, f"{self._source}: {doing} {', '.join(self._topics)}") from error
-
-    def _client(self) -> AIOKafkaConsumer:
-        if self._failed is not None:
-            raise self._failed
-        if self._kafka is None:
-            raise RuntimeError("a reader is used inside `async with`")
-        return self._kafka
-
-    async def _stop(self) -> None:
-        kafka, self._kafka = self._kafka, None
-        if kafka is None:
-            return
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                await kafka.stop()
-        except (KafkaError, OSError) as error:
-            log.warning("Kafka at %s: %s did not close cleanly: %r", self._bootstrap, self._source, error)
-
-
-class Reader(_Consumer):
+class Reader(Polling):
     """Reads all partitions of ``topics``, from ``start``, without a group: whoever reads keeps the positions.
 
     ``start`` names the next offset of each partition; one that it does not name is read from its beginning.
@@ -279,7 +127,7 @@ class Reader(_Consumer):
             await asyncio.sleep(0.2)
 
 
-class GroupReader(_Consumer):
+class GroupReader(Polling):
     """A member of a consumer group: reads committed records of its share of the partitions, from what was committed.
 
     ``on_revoked`` and ``on_assigned`` get the partitions that go and come, and may be async; what is committed in
@@ -332,24 +180,36 @@ class GroupReader(_Consumer):
     async def _begin(self) -> None:
         self._client().subscribe(self._topics, listener=self._listener)
 
+    async def _received(self, timeout_s: float, max_records: int) -> list[Received]:
+        received = await super()._received(timeout_s, max_records)
+        if received and self._listener.calling is not None:
+            self._failed = StreamError(f"{self._source}: {self._listener.calling} has failed; the log says how")
+            raise self._failed
+        return received
+
 
 class _Listener(ConsumerRebalanceListener):
+    """``calling`` names the callback that is running, or that has raised, which aiokafka only logs."""
+
     def __init__(self, on_revoked: Rebalance | None, on_assigned: Rebalance | None) -> None:
         self._on_revoked = on_revoked
         self._on_assigned = on_assigned
 
+        self.calling: str | None = None
+
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        await _call(self._on_revoked, revoked)
+        await self._call("on_revoked", self._on_revoked, revoked)
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        await _call(self._on_assigned, assigned)
+        await self._call("on_assigned", self._on_assigned, assigned)
 
-
-async def _call(callback: Rebalance | None, partitions: Collection[TopicPartition]) -> None:
-    if callback is not None:
-        result = callback({(tp.topic, tp.partition) for tp in partitions})
-        if inspect.isawaitable(result):
-            await result
+    async def _call(self, name: str, callback: Rebalance | None, partitions: Collection[TopicPartition]) -> None:
+        if callback is not None:
+            self.calling = name
+            result = callback({(tp.topic, tp.partition) for tp in partitions})
+            if inspect.isawaitable(result):
+                await result
+            self.calling = None
 
 
 async def read_last(bootstrap: str, topic: str, n: int, *, source: str = "tail") -> list[Received]:

@@ -47,15 +47,39 @@ class NewerSchemaError(StreamError):
     """A record written with a newer major schema version: this program must be updated, it never guesses."""
 
 
-FENCING = (kafka.ProducerFenced, kafka.InvalidProducerEpoch, kafka.InvalidProducerIdMapping, kafka.InvalidTxnState)
-REBALANCING = (
-    kafka.CommitFailedError,
-    kafka.IllegalGenerationError,
-    kafka.UnknownMemberIdError,
-    kafka.RebalanceInProgressError,
+KNOWN: tuple[tuple[tuple[type[Exception], ...], type[StreamError], str], ...] = (
+    (
+        (kafka.ProducerFenced, kafka.InvalidProducerEpoch, kafka.InvalidProducerIdMapping, kafka.InvalidTxnState),
+        Fenced,
+        "a newer process with the same transactional id has taken over; this one must stop",
+    ),
+    (
+        (
+            kafka.CommitFailedError,
+            kafka.IllegalGenerationError,
+            kafka.UnknownMemberIdError,
+            kafka.RebalanceInProgressError,
+        ),
+        Rebalanced,
+        "the group has given the partitions to another member",
+    ),
+    (
+        (kafka.MessageSizeTooLargeError, kafka.RecordListTooLargeError, kafka.RecordTooLargeError),
+        RecordRefused,
+        "the record is larger than the topic takes",
+    ),
+    (
+        (kafka.OffsetOutOfRangeError, kafka.NoOffsetForPartitionError),
+        OffsetLost,
+        "the log does not hold that offset",
+    ),
+    (
+        (kafka.UnknownTopicOrPartitionError,),
+        KafkaUnavailable,
+        "the topic does not exist; python -m streams.broker and the admin app create the topics when they start",
+    ),
 )
-TOO_LARGE = (kafka.MessageSizeTooLargeError, kafka.RecordListTooLargeError, kafka.RecordTooLargeError)
-OFFSETS = (kafka.OffsetOutOfRangeError, kafka.NoOffsetForPartitionError)
+"""Which of aiokafka's errors becomes which of ours, and what is said."""
 
 
 def named(error: BaseException, bootstrap: str, doing: str) -> StreamError:
@@ -63,14 +87,9 @@ def named(error: BaseException, bootstrap: str, doing: str) -> StreamError:
     for cause in _chain(error):
         if isinstance(cause, StreamError):
             return cause
-        if isinstance(cause, FENCING):
-            return Fenced(f"{doing}: a newer process with the same transactional id has taken over; this one must stop")
-        if isinstance(cause, REBALANCING):
-            return Rebalanced(f"{doing}: the group has given the partitions to another member")
-        if isinstance(cause, TOO_LARGE):
-            return RecordRefused(f"{doing}: the record is larger than the topic takes ({_text(cause)})")
-        if isinstance(cause, OFFSETS):
-            return OffsetLost(f"{doing}: the log of {bootstrap} does not hold offset {_text(cause)}")
+        for kinds, kind, advice in KNOWN:
+            if isinstance(cause, kinds):
+                return kind(f"Kafka at {bootstrap}: {doing} failed: {advice} ({_text(cause)})")
     return KafkaUnavailable(
         f"Kafka at {bootstrap}: {doing} failed: {_text(error)}; "
         "check that the broker runs (python -m streams.broker) and that POLAR_KAFKA_BOOTSTRAP names it"

@@ -17,7 +17,7 @@ import pytest
 from schemas.ids import new_id
 from schemas.sessions import SessionClosed
 from streams.broker import BrokerError, LocalBroker, find_java
-from streams.consumer import Reader
+from streams.consumer import GroupReader, Reader
 from streams.errors import KafkaUnavailable
 from streams.producer import Producer
 from streams.topics import MIB, SESSIONS
@@ -53,6 +53,23 @@ async def test_a_broker_that_is_gone_is_an_error_within_the_deadline(tmp_path):
             broker.kill()
             with pytest.raises(KafkaUnavailable, match=rf"{broker.bootstrap}.*writing a SessionClosed"):
                 await producer.send(SESSIONS, closed("s"))
+
+
+@pytest.mark.parametrize("group_id", [None, "group"])
+async def test_a_reader_hears_that_the_broker_is_silent(tmp_path, monkeypatch, group_id):
+    monkeypatch.setattr("streams.polling.SILENCE_S", 1.0)
+    with LocalBroker(tmp_path) as broker:
+        if group_id is None:
+            reader = Reader(broker.bootstrap, [SESSIONS], source="test", start="end")
+        else:
+            reader = GroupReader(broker.bootstrap, [SESSIONS], source="test", group_id=group_id)
+        async with reader:
+            assert await reader.poll(0.5) == []
+            broker.kill()
+            with pytest.raises(KafkaUnavailable, match=f"{broker.bootstrap}.*no answer"):
+                async with asyncio.timeout(60):
+                    while True:
+                        await reader.poll(0.2)
 
 
 def test_the_lines_of_a_broker_that_is_away_are_logged_once_in_a_while(caplog):

@@ -16,7 +16,7 @@ from schemas.tasks import TaskCancelled
 from streams.admin import create_topics, topic_lag, wait_ready
 from streams.codec import encode, record_types
 from streams.consumer import GroupReader, Reader, read_last
-from streams.errors import KafkaUnavailable, NewerSchemaError, OffsetLost, RecordRefused
+from streams.errors import KafkaUnavailable, NewerSchemaError, OffsetLost, RecordRefused, StreamError
 from streams.producer import Producer
 from streams.topics import BATCHES, DEAD_LETTERS, MIB, SESSIONS, TABLE, TASKS, WEIGHTS
 
@@ -208,6 +208,18 @@ async def test_members_share_the_partitions_and_hear_of_it(kafka):
         ("first revoked", 6),
         ("first assigned", 3),
     ]
+
+
+async def test_a_callback_that_fails_stops_the_reader(kafka):
+    def fails(partitions):
+        raise ZeroDivisionError
+
+    async with Producer(kafka, source="test") as producer:
+        await producer.send(SESSIONS, closed(new_id()))
+    async with GroupReader(kafka, [SESSIONS], group_id=new_id(), source="test", on_assigned=fails) as reader:
+        with pytest.raises(StreamError, match="on_assigned has failed"):
+            while True:
+                await reader.poll(1)
 
 
 async def test_the_last_records_of_a_topic(kafka):
