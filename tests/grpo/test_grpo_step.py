@@ -203,6 +203,14 @@ def test_the_probe_is_what_the_model_itself_says(folder):
     assert found == probe(load(folder))
 
 
+def test_weights_that_are_no_numbers_have_no_probe(folder):
+    model = load(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[probe_ids(VOCABULARY)[3]] = math.nan
+    with pytest.raises(PolicyModelError, match="no numbers"):
+        probe(model)
+
+
 @pytest.mark.parametrize("missing", ["tokenizer.json", "config.json", "model.safetensors"])
 def test_an_incomplete_model_folder_is_named(tmp_path, missing):
     folder = make_policy_folder(tmp_path / "policy")

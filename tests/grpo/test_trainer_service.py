@@ -1,6 +1,7 @@
 """The trainer as a process on a real broker: killed at the worst moments, it publishes what an undisturbed one does."""
 
 import asyncio
+import math
 import multiprocessing
 import os
 import signal
@@ -8,11 +9,15 @@ import sys
 
 import msgspec
 import pytest
-from grpo_material import batch_records, make_policy_folder, random_traces, settings_for
+import torch
+from grpo_material import VOCABULARY, batch_records, make_policy_folder, random_traces, settings_for
+from safetensors.torch import load_file, save_file
 
 import consumers.trainer as service
 from polar.grpo import checkpoint
 from polar.grpo import trainer as training
+from polar.grpo.errors import BatchError, NonFiniteStep
+from polar.grpo.model import probe_ids
 from polar.settings import to_environment
 from schemas.weights import WeightsPublished
 from streams.consumer import Reader
@@ -24,6 +29,12 @@ pytestmark = pytest.mark.kafka
 STEPS = 6
 PROCESSES = multiprocessing.get_context("forkserver")  # each trainer starts without importing torch again
 PROCESSES.set_forkserver_preload(["consumers.trainer", "transformers.models.qwen3.modeling_qwen3"])
+
+
+@pytest.fixture(autouse=True)
+def _nondeterminism_allowed_afterwards():
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def die(*_):
@@ -152,17 +163,24 @@ async def test_killed_at_any_moment_it_publishes_what_an_undisturbed_run_does(ka
 async def test_a_gap_in_the_batches_stops_it(kafka, tmp_path):
     settings = settings_for(tmp_path / "run", make_policy_folder(tmp_path / "m"), policy="gap", kafka_bootstrap=kafka)
     await write_batches(kafka, "gap", [1, 3])
-    assert await ended(start(settings)) == 1
+    with pytest.raises(BatchError, match="batch 3 came where batch 2"):
+        async with asyncio.timeout(60):
+            await service.run(settings, asyncio.Event())
     assert [w.version for w in await published(kafka, "gap")] == [0, 1]
 
 
-async def test_weights_that_are_no_numbers_are_not_published(kafka, tmp_path):
-    settings = settings_for(
-        tmp_path / "run", make_policy_folder(tmp_path / "m"), policy="nan", kafka_bootstrap=kafka, learning_rate=3e38
-    )
+async def test_a_loss_that_is_no_number_is_neither_kept_nor_published(kafka, tmp_path):
+    model_dir = make_policy_folder(tmp_path / "m", tied=False)
+    tensors = load_file(model_dir / "model.safetensors")
+    unprobed = sorted(set(range(VOCABULARY)) - set(probe_ids(VOCABULARY)))
+    tensors["model.embed_tokens.weight"][unprobed] = math.nan
+    save_file(tensors, model_dir / "model.safetensors", {"format": "pt"})
+    settings = settings_for(tmp_path / "run", model_dir, policy="nan", kafka_bootstrap=kafka)
     await write_batches(kafka, "nan", [1])
     for _ in range(2):
-        assert await ended(start(settings)) == 1
+        with pytest.raises(NonFiniteStep, match="batch 1: the loss is nan"):
+            async with asyncio.timeout(60):
+                await service.run(settings, asyncio.Event())
     assert [w.version for w in await published(kafka, "nan")] == [0]
     assert checkpoint.complete_versions(tmp_path / "run" / "checkpoints" / "nan") == []
 
