@@ -79,10 +79,11 @@ def services(settings: Settings, ports: Ports) -> list[Service]:
     engine = ("engine",) if ports.engine else ()
     admin_url, gateway_url = (f"http://127.0.0.1:{port}/health" for port in (ports.admin, ports.gateway))
     result.append(Service(name="admin", argv=[*python, "gateway_app.admin"], needs=kafka, ready_url=admin_url))
-    needs = ("admin", *engine)
+    # Kafka is named again, so that nothing is started again while the broker is away.
+    needs = (*kafka, *engine, "admin")
     result.append(Service(name="gateway", argv=[*python, "gateway_app.gateway"], needs=needs, ready_url=gateway_url))
     for name in CONSUMERS:
-        needs = ("admin", "gateway") if name in ("node", "weight_loader") else ("admin",)
+        needs = (*kafka, "admin", "gateway") if name in ("node", "weight_loader") else (*kafka, "admin")
         result.append(Service(name=name, argv=[*python, f"consumers.{name}"], needs=needs))
     return result
 

@@ -125,7 +125,7 @@ def show(
     for attempt in story.attempts:
         console.print(Text(_headline(attempt), style="bold"))
     for event in story.events:
-        console.print(Text(f"{event.at:%H:%M:%S}  #{event.attempt}  {event.text}"))
+        console.print(Text(f"{event.at:%H:%M:%S}  #{event.attempt}  {event.type:<17}  {event.text}"))
     for call in story.calls:
         console.print(Text(f"\n{_turn_head(call)}", style="bold"))
         for message in call.messages:

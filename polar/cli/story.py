@@ -99,7 +99,7 @@ def _because(reason: str) -> str:
 def said(message: dict[str, Any], width: int = 60) -> str:
     """A chat message in a few words: its text, then its tool calls."""
     content = message.get("content") or ""
-    parts = [content if isinstance(content, str) else "…"]
+    parts = [content] if isinstance(content, str) else [part.get("text") or f"({part.get('type')})" for part in content]
     for call in message.get("tool_calls") or []:
         function = call.get("function", {})
         parts.append(f"{function.get('name')}({function.get('arguments')})")

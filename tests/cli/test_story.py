@@ -144,4 +144,4 @@ def test_short_forms():
     assert short(SESSION) == "099a8057"
     assert short("node-1") == "node-1"
     assert said({"content": "a  b\n" * 40}, width=10) == "a b a b a…"
-    assert said({"content": [{"type": "text"}]}) == "…"
+    assert said({"content": [{"type": "text", "text": "look:"}, {"type": "image_url"}]}) == "look: (image_url)"
