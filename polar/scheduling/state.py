@@ -232,6 +232,8 @@ def _prewarm(state: State, record: Prewarm) -> None:
         return
     group = _open(state, record.task)
     node = _node(state, record.node_id, record.incarnation)
+    if node is not None and node.draining:
+        node = None
     member = group.members.get(record.sample_index)
     if node is not None and member is not None and record.attempt > member.attempt:
         _unsettle(state, group, record.sample_index)
@@ -242,7 +244,7 @@ def _prewarm(state: State, record: Prewarm) -> None:
     session.node_id, session.incarnation = record.node_id, record.incarnation
     session.ran, session.cancelling, session.verdict = False, False, None
     if node is None:
-        _conclude(state, session, f"node {record.node_id} was lost")
+        _conclude(state, session, f"node {record.node_id} was lost or takes no further sessions")
         return
     session.stage = Stage.PREWARMING
     node.sessions[session.session_id] = session

@@ -250,6 +250,16 @@ def test_a_draining_node_gets_no_further_sessions_but_runs_those_it_has():
     assert [type(record) for record in step(state)] == [Run]
 
 
+def test_a_prewarm_behind_a_drain_is_refused_and_the_session_goes_elsewhere():
+    state = fold(registered("a", "a1"), TaskSubmitted(task=task("t", 1)))
+    [prewarm] = decide(state, PACE)
+    evolve(state, Drain(node_id="a", incarnation="a1"))
+    evolve(state, prewarm)
+    evolve(state, registered("b", "b1"))
+    [again] = step(state)
+    assert (again.node_id, again.attempt) == ("b", 2)
+
+
 def test_a_slow_evaluator_holds_back_runs():
     state, prewarms = prewarmed(task("t", 9), ready=4, run=1)
     for prewarm in prewarms:
