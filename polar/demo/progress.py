@@ -55,7 +55,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        self._console.print(Text(f"{self._elapsed():5.0f} s  {line}"))
+        self._console.print(Text(f"{self._elapsed():5.0f} s  {line}"), soft_wrap=True)
 
     def show(self, snapshot: Snapshot) -> None:
         """The state as of now."""

@@ -62,7 +62,7 @@ def run_demo(config: DemoConfig, folder: Path, console: Console | None = None) -
     (stack.settings.run_dir / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
     report = write_report(stack.settings.run_dir / "report.html", result, records)
     for line in summary(result, report):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return result
 
 
