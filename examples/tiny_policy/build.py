@@ -127,8 +127,8 @@ def start_as_copier(model: Qwen3ForCausalLM) -> None:
     """Sets the first two layers to an induction head; training starts from there and may change all of it.
 
     A small model needs long training before it finds by itself that what followed a token may follow it again. Here
-    tokens live in the lower half of the residual stream. Two heads of layer 0 look at the token before and write it into
-    the upper half; two heads of layer 1 compare that with the token at hand, and write the token found there. The last
+    tokens live in the lower half of the residual stream. Two heads of layer 0 look at the token before and write it
+    into the upper half; two heads of layer 1 compare that with the token at hand, and write the token found there. The last
     two dimensions of the lower half are alike for all tokens: heads that look at a place by its distance read them.
     """
     config = model.config

@@ -20,12 +20,12 @@ FINAL = "Done."
 
 def look(exercise: Exercise) -> str:
     """The harmless command that changes nothing."""
-    return f"cat {exercise.target if exercise.kind in ('write', 'append') else exercise.source}"
+    return f"cat {exercise.names.target if exercise.kind in ('write', 'append') else exercise.names.source}"
 
 
 def mistakes(exercise: Exercise) -> list[str]:
     """Commands of the right shape that fail the exercise's check."""
-    source, target, word = exercise.source, exercise.target, exercise.word
+    source, target, word = exercise.names.source, exercise.names.target, exercise.names.word
     return {
         "write": [f"echo {word}", f"echo {target} > {word}"],
         "append": [f"echo {word} > {target}", f"echo {word}"],

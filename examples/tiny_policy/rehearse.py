@@ -50,9 +50,9 @@ def run_shell(exercise: Exercise, command: str | None) -> tuple[str, float]:
         said = "(no output)"
         if command is not None:
             done = _bash(command, folder)
-            said = (done.stdout + done.stderr).strip() or "(no output)"
+            said = (done.stdout + done.stderr) or "(no output)"
             if done.returncode:
-                said = f"{said}\n\nCommand exited with code {done.returncode}".removeprefix("(no output)\n\n")
+                said = f"{said.strip()}\n\nCommand exited with code {done.returncode}".removeprefix("(no output)\n\n")
         return said, float(_bash(exercise.check, folder).returncode == 0)
 
 
@@ -181,7 +181,7 @@ def rehearse(
     before = pass_at_1(model, tokenizer, arguments.evaluate)
     history, waiting, rewards = [copy.deepcopy(model)], [], []
     source = exercises(seed + 1000)
-    for index in range(arguments.groups):
+    for _ in range(arguments.groups):
         sampler = history[max(0, len(history) - 1 - arguments.stale)]
         group = roll_out(sampler, tokenizer, [next(source)] * SAMPLES)
         rewards.append(sum(e.reward for e in group) / SAMPLES)

@@ -59,7 +59,7 @@ class ScriptedEngine:
         if messages[-1]["content"].startswith("<tool_response>"):
             messages[-1]["role"] = "tool"
         text = reply(messages, self._exercises, self._rng)
-        return self._tokenizer.encode(text, add_special_tokens=False) + [self._tokenizer.eos_token_id]
+        return [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
 
     async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerFast
 
 from examples.tiny_policy.build import save
 from polar.demo.tasks import ADJECTIVES, HELD_OUT_EVERY, NOUNS
@@ -29,6 +29,8 @@ from schemas.traces import Trace
 
 Ids = NDArray[np.int64]
 DATE = "Current date: "
+DAY_PLACES = np.array([0, 1, 2, 3, 5, 6, 8, 9])
+"""Of the digits in YYYY-MM-DD; a digit is a token."""
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -80,18 +82,15 @@ class Renamer:
                         table[old] = new
         return table
 
-    def __call__(self, ids: Ids, rng: random.Random) -> Ids:
+    def __call__(self, ids: Ids, rng: random.Random, day: str) -> Ids:
+        """The sequence with other words, on ``day`` (eight digits)."""
         renamed = self.table(rng)[ids]
-        return self._on_another_day(renamed, rng)
-
-    def _on_another_day(self, ids: Ids, rng: random.Random) -> Ids:
         n = len(self.date)
         for start in range(len(ids) - n - 10):
-            if ids[start : start + n].tolist() == self.date:
-                day = f"20{rng.randint(20, 59)}{rng.randint(1, 12):02}{rng.randint(1, 28):02}"
-                ids[start + n + np.array([0, 1, 2, 3, 5, 6, 8, 9])] = self.digits[[int(d) for d in day]]
+            if renamed[start : start + n].tolist() == self.date:
+                renamed[start + n + DAY_PLACES] = self.digits[[int(d) for d in day]]
                 break
-        return ids
+        return renamed
 
 
 def _permutation(n: int, move: int, rng: random.Random) -> list[int]:
@@ -117,6 +116,18 @@ def pad(examples: list[Example], pad_id: int) -> tuple[torch.Tensor, torch.Tenso
     return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
+def cross_entropy(model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean loss (nats) over the masked tokens of ``ids`` (b, t). What all rows begin with is computed once."""
+    differs = ((ids != ids[:1]).any(0) | (mask > 0).any(0)).int()
+    shared = int(differs.argmax()) - 1
+    cache = DynamicCache()
+    model.model(input_ids=ids[:1, :shared], past_key_values=cache, use_cache=True)
+    cache.batch_repeat_interleave(len(ids))
+    hidden = model.model(input_ids=ids[:, shared:-1], past_key_values=cache, use_cache=True).last_hidden_state
+    chosen = mask[:, shared + 1 :] > 0
+    return F.cross_entropy(model.lm_head(hidden[chosen]), ids[:, shared + 1 :][chosen])
+
+
 def train(
     model: torch.nn.Module,
     tokenizer: PreTrainedTokenizerFast,
@@ -136,11 +147,10 @@ def train(
     )
     start = time.monotonic()
     for step in range(steps):
+        day = f"20{rng.randint(20, 59)}{rng.randint(1, 12):02}{rng.randint(1, 28):02}"
         drawn = [rng.choice(examples) for _ in range(batch)]
-        ids, mask = pad([Example(renamer(e.ids, rng), e.mask) for e in drawn], tokenizer.pad_token_id)
-        hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
-        chosen = mask[:, 1:] > 0
-        loss = F.cross_entropy(model.lm_head(hidden[chosen]), ids[:, 1:][chosen])
+        ids, mask = pad([Example(renamer(e.ids, rng, day), e.mask) for e in drawn], tokenizer.pad_token_id)
+        loss = cross_entropy(model, ids, mask)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -13,11 +13,11 @@ import msgspec
 
 from schemas.tasks import Deadlines, EvaluatorSpec, HarnessSpec, Purpose, RuntimeSpec, TaskSpec
 
-ADJECTIVES = (
+ADJECTIVES = (  # noqa: SIM905 - a list would take 36 lines
     "amber azure brave brisk broad calm clear cool crisp damp dark deep dry dusty early fair faint fast firm fresh "
     "gentle glad golden grand green hollow keen kind large late light lively lucky mellow mild misty"
 ).split()
-NOUNS = (
+NOUNS = (  # noqa: SIM905
     "Apple Arrow Badge Basin Bell Bird Boat Bridge Brook Candle Canyon Cedar Cloud Coral Crane Desk Drum Falcon Fern "
     "Field Forest Fox Garden Glass Harbor Hill Island Ivy Kite Lake Lamp Lantern Leaf Lemon Maple Meadow"
 ).split()
@@ -28,17 +28,23 @@ SYSTEM_PROMPT = "You are a shell agent."
 MAX_TOKENS = 96
 
 
-class Exercise(msgspec.Struct, frozen=True, kw_only=True):
-    """``source``, ``target`` and ``word`` are the names that occur; ``files`` is the work folder at the start."""
+class Names(msgspec.Struct, frozen=True):
+    """What an exercise is about: two files and a line of text. No two share a word."""
 
-    kind: str
-    instruction: str
-    files: dict[str, str]
-    check: str
-    solution: str
     source: str
     target: str
     word: str
+
+
+class Exercise(msgspec.Struct, frozen=True, kw_only=True):
+    """``files`` is the work folder at the start; ``check`` is a shell command that succeeds once it is solved."""
+
+    kind: str
+    names: Names
+    instruction: str
+    check: str
+    solution: str
+    files: dict[str, str] = {}
 
 
 def is_held_out(name: str) -> bool:
@@ -52,68 +58,84 @@ def _words(name: str) -> tuple[str, str]:
     return name[:start], name[start:]
 
 
-def _write(rng: random.Random, source: str, target: str, word: str) -> Exercise:
-    text = rng.choice((f"Write {word} to {target} now.", f"Put the text {word} into {target} please."))
-    check = f'test "$(cat {target})" = {word}'
-    return _exercise("write", text, {}, check, f"echo {word} > {target}", source, target, word)
-
-
-def _append(rng: random.Random, source: str, target: str, word: str) -> Exercise:
-    text = rng.choice((f"Append {word} to {target} now.", f"Add the line {word} at the end of {target} please."))
-    first = source.removesuffix(".txt")
-    check = f"printf '{first}\\n{word}\\n' | cmp -s - {target}"
-    return _exercise("append", text, {target: f"{first}\n"}, check, f"echo {word} >> {target}", source, target, word)
-
-
-def _copy(rng: random.Random, source: str, target: str, word: str) -> Exercise:
-    text = rng.choice((f"Copy {source} to {target} now.", f"Make a copy of {source} named {target} please."))
-    check = f'test "$(cat {source})" = {word} && test "$(cat {target})" = {word}'
-    return _exercise("copy", text, {source: f"{word}\n"}, check, f"cp {source} {target}", source, target, word)
-
-
-def _rename(rng: random.Random, source: str, target: str, word: str) -> Exercise:
-    text = rng.choice((f"Rename {source} to {target} now.", f"Give {source} the new name {target} please."))
-    check = f'test ! -e {source} && test "$(cat {target})" = {word}'
-    return _exercise("rename", text, {source: f"{word}\n"}, check, f"mv {source} {target}", source, target, word)
-
-
-def _delete(rng: random.Random, source: str, target: str, word: str) -> Exercise:
-    text = rng.choice((f"Delete {source} but keep {target} please.", f"Remove {source} and leave {target} alone."))
-    check = f'test ! -e {source} && test "$(cat {target})" = {word}'
-    files = {source: f"{word}\n", target: f"{word}\n"}
-    return _exercise("delete", text, files, check, f"rm {source}", source, target, word)
-
-
-def _count(rng: random.Random, source: str, target: str, word: str) -> Exercise:
-    text = rng.choice(
-        (f"Count the lines of {source} into {target} now.", f"Save how long {source} is in {target} please.")
+def _write(rng: random.Random, n: Names) -> Exercise:
+    texts = f"Write {n.word} to {n.target} now.", f"Put the text {n.word} into {n.target} please."
+    return Exercise(
+        kind="write",
+        names=n,
+        instruction=rng.choice(texts),
+        check=f'test "$(cat {n.target})" = {n.word}',
+        solution=f"echo {n.word} > {n.target}",
     )
-    lines = rng.randint(2, 9)
-    check = f'test "$(cat {target})" -eq {lines}'
-    files = {source: f"{word}\n" * lines}
-    return _exercise("count", text, files, check, f"wc -l < {source} > {target}", source, target, word)
+
+
+def _append(rng: random.Random, n: Names) -> Exercise:
+    texts = f"Append {n.word} to {n.target} now.", f"Add the line {n.word} at the end of {n.target} please."
+    first = n.source.removesuffix(".txt")
+    return Exercise(
+        kind="append",
+        names=n,
+        instruction=rng.choice(texts),
+        files={n.target: f"{first}\n"},
+        check=f"printf '{first}\\n{n.word}\\n' | cmp -s - {n.target}",
+        solution=f"echo {n.word} >> {n.target}",
+    )
+
+
+def _copy(rng: random.Random, n: Names) -> Exercise:
+    texts = f"Copy {n.source} to {n.target} now.", f"Make a copy of {n.source} named {n.target} please."
+    return Exercise(
+        kind="copy",
+        names=n,
+        instruction=rng.choice(texts),
+        files={n.source: f"{n.word}\n"},
+        check=f'test "$(cat {n.source})" = {n.word} && test "$(cat {n.target})" = {n.word}',
+        solution=f"cp {n.source} {n.target}",
+    )
+
+
+def _rename(rng: random.Random, n: Names) -> Exercise:
+    texts = f"Rename {n.source} to {n.target} now.", f"Give {n.source} the new name {n.target} please."
+    return Exercise(
+        kind="rename",
+        names=n,
+        instruction=rng.choice(texts),
+        files={n.source: f"{n.word}\n"},
+        check=f'test ! -e {n.source} && test "$(cat {n.target})" = {n.word}',
+        solution=f"mv {n.source} {n.target}",
+    )
+
+
+def _delete(rng: random.Random, n: Names) -> Exercise:
+    texts = f"Delete {n.source} but keep {n.target} please.", f"Remove {n.source} and leave {n.target} alone."
+    return Exercise(
+        kind="delete",
+        names=n,
+        instruction=rng.choice(texts),
+        files={n.source: f"{n.word}\n", n.target: f"{n.word}\n"},
+        check=f'test ! -e {n.source} && test "$(cat {n.target})" = {n.word}',
+        solution=f"rm {n.source}",
+    )
+
+
+def _count(rng: random.Random, n: Names) -> Exercise:
+    texts = f"Count the lines of {n.source} into {n.target} now.", f"Save how long {n.source} is in {n.target} please."
+    text, lines = rng.choice(texts), rng.randint(2, 9)
+    return Exercise(
+        kind="count",
+        names=n,
+        instruction=text,
+        files={n.source: f"{n.word}\n" * lines},
+        check=f'test "$(cat {n.target})" -eq {lines}',
+        solution=f"wc -l < {n.source} > {n.target}",
+    )
 
 
 KINDS = {"write": _write, "append": _append, "copy": _copy, "rename": _rename, "delete": _delete, "count": _count}
 
 
-def _exercise(
-    kind: str, text: str, files: dict[str, str], check: str, solution: str, source: str, target: str, word: str
-) -> Exercise:
-    return Exercise(
-        kind=kind,
-        instruction=text,
-        files=files,
-        check=check,
-        solution=solution,
-        source=source,
-        target=target,
-        word=word,
-    )
-
-
-def _names(rng: random.Random, held_out: bool) -> list[str]:
-    """Three pairs of one side, with no adjective and no noun in common."""
+def _pairs(rng: random.Random, held_out: bool) -> list[str]:
+    """Three name pairs of one side, with no adjective and no noun in common."""
     names: list[str] = []
     while len(names) < 3:
         adjective, noun = rng.choice(ADJECTIVES), rng.choice(NOUNS)
@@ -131,8 +153,8 @@ def exercises(seed: int, *, held_out: bool = False) -> Iterator[Exercise]:
     while True:
         rng.shuffle(kinds)
         for make in kinds:
-            source, target, word = _names(rng, held_out)
-            exercise = make(rng, f"{source}.txt", f"{target}.txt", word)
+            source, target, word = _pairs(rng, held_out)
+            exercise = make(rng, Names(f"{source}.txt", f"{target}.txt", word))
             if exercise.instruction not in seen:
                 seen.add(exercise.instruction)
                 yield exercise
