@@ -129,7 +129,7 @@ def start_as_copier(model: Qwen3ForCausalLM) -> None:
     A small model needs long training before it finds by itself that what followed a token may follow it again. Here
     tokens live in the lower half of the residual stream. Two heads of layer 0 look at the token before and write it
     into the upper half; two heads of layer 1 compare that with the token at hand, and write the token found there. The
-    last two dimensions of the lower half are alike for all tokens: heads that look at a place by its distance read them.
+    last two dimensions of the lower half are alike for all tokens: heads that look by distance alone read them.
     """
     config = model.config
     half, dim = config.hidden_size // 2, config.head_dim
