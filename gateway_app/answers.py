@@ -51,7 +51,7 @@ async def _streamed(
                 await client.write_events(dialect.keep_alive())
             elif not call.stop.is_set():
                 choice, state = await engine.derender_delta(call.chat_request, call.prompt_ids, piece.choice(), state)
-                delta = clean_message(choice["delta"])
+                delta = call.cut_at_stop(clean_message(choice["delta"]))
                 message.add(delta)
                 finish_reason = choice["finish_reason"] or finish_reason
                 if delta:
@@ -73,7 +73,7 @@ async def _whole(engine: EngineClient, call: Call, request: ChatRequest, client:
         async for _ in pieces:
             pass
     choice = await _derendered(engine, call, request)
-    message: dict[str, Any] = {"content": None} | clean_message(choice["message"])
+    message: dict[str, Any] = {"content": None} | call.cut_at_stop(clean_message(choice["message"]))
     finish_reason: str = choice["finish_reason"]
     if message.get("tool_calls") and finish_reason == "stop":
         finish_reason = "tool_calls"

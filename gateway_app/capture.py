@@ -163,7 +163,7 @@ class Call:
             while True:
                 done = reading.done()
                 fresh = self.sample.ids[taken : self.sample.shown]
-                if fresh or done:
+                if done or (fresh and not self.withheld):
                     taken += len(fresh)
                     finish = self.sample.finish_reason if done else None
                     if fresh or finish:
@@ -182,6 +182,18 @@ class Call:
             stopping.cancel()
             reading.cancel()
             await asyncio.gather(stopping, reading, return_exceptions=True)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether text waits for the end: a stop string is cut off, and may be in several tokens."""
+        return bool(self.body["sampling_params"].get("stop"))
+
+    def cut_at_stop(self, message: dict[str, Any]) -> dict[str, Any]:
+        """``message`` without the stop string that ended the response, and without what its last token has after it."""
+        stop, content = self.sample.stop_reason, message.get("content")
+        if not isinstance(stop, str) or not content:
+            return message
+        return message | {"content": content.partition(stop)[0]}
 
     async def complete(self, message: dict[str, Any], finish_reason: str) -> None:
         """Checks the sample, records it and waits for the acknowledgement. Raises InexactSample, StreamError."""

@@ -133,11 +133,13 @@ def create_app(gateway: Gateway) -> Litestar:
 
 
 @asynccontextmanager
-async def gateway(settings: Settings, *, hold_s: float = ENGINE_HOLD_S) -> AsyncIterator[Gateway]:
+async def gateway(
+    settings: Settings, *, hold_s: float = ENGINE_HOLD_S, publish_s: float = PUBLISH_S
+) -> AsyncIterator[Gateway]:
     """A gateway that is connected and has read who may call. Raises StreamError when Kafka is away."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(EngineClient(settings.engine_url))
-        producer = Producer(settings.kafka_bootstrap, source="gateway", deadline_s=PUBLISH_S)
+        producer = Producer(settings.kafka_bootstrap, source="gateway", deadline_s=publish_s)
         await stack.enter_async_context(producer)
         attempts = Attempts()
         await stack.enter_async_context(Follower(settings.kafka_bootstrap, attempts))
@@ -156,7 +158,8 @@ async def run(settings: Settings) -> None:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="gateway: %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("aiokafka").setLevel(logging.ERROR)
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         asyncio.run(run(from_environment()))
     except (SettingsError, ListenError, StreamError) as error:

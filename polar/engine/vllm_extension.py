@@ -83,7 +83,7 @@ class DiskWeightTransferEngine(WeightTransferEngine[DiskInit, DiskUpdate]):
 
 
 class WorkerExtension:
-    """Named by ``--worker-extension-cls``: each worker imports this module, and has these methods for collective_rpc."""
+    """Named by ``--worker-extension-cls``: each worker imports this module, and takes these calls by collective_rpc."""
 
     _weight_update_active: bool
     finish_weight_update: Callable[[], None]

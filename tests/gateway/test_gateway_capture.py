@@ -19,6 +19,7 @@ from schemas.packed import unpack_ids, unpack_logprobs
 from schemas.scheduling import Prewarm, SessionExited
 from schemas.sessions import CallCompleted, CallDelivery, CallFailed, CallStarted
 from schemas.tasks import EvaluatorSpec, TaskSpec
+from streams.broker import LocalBroker
 from streams.producer import Producer
 from streams.topics import SCHEDULER
 
@@ -111,6 +112,32 @@ async def test_a_second_call_is_recorded_as_what_is_new(tmp_path: Path, kafka: s
     assert calls[1].kept_ids >= len(unpack_ids(calls[0].prompt_ids))
     assert [*messages[: calls[1].kept_messages], *calls[1].messages] == messages
     assert calls[1].kept_messages == 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_stop_string_is_cut_off_and_its_tokens_are_kept(
+    tmp_path: Path, kafka: str, engine: RunningEngine, streamed: bool
+) -> None:
+    session, body = new_id(), {"max_tokens": 60, "seed": 5, "ignore_eos": True}
+    async with stand(tmp_path, kafka, engine.url) as gateway:
+        whole = (await gateway.chat(gateway.base(session), **body)).body["choices"][0]["message"]["content"]
+        stop = next(character for character in whole[10:] if character.isascii() and character.isalnum())
+        answer = await gateway.chat(gateway.base(session), stop=[stop], stream=streamed, **body)
+    _, completed = [event for event in await story(kafka, session) if isinstance(event, CallCompleted)]
+    text = answer.text() if streamed else answer.body["choices"][0]["message"]["content"]
+    assert text == whole.partition(stop)[0] == completed.message["content"]
+    assert completed.stop_reason == stop and completed.finish_reason == "stop"
+
+
+async def test_kafka_that_is_away_refuses_the_call(tmp_path: Path, engine: RunningEngine) -> None:
+    session = new_id()
+    with LocalBroker(tmp_path / "broker") as broker:
+        async with stand(tmp_path, broker.bootstrap, engine.url, publish_s=2.0) as gateway:
+            assert (await gateway.chat(gateway.base(session), max_tokens=4)).status == 200
+            broker.stop()
+            refused = await gateway.chat(gateway.base(session), max_tokens=4)
+    assert refused.status == 503 and refused.headers["Retry-After"] == "2"
+    assert refused.body["error"]["code"] == "kafka_unavailable"
 
 
 def drop_logprob(chunk: dict[str, Any]) -> dict[str, Any]:
