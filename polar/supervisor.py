@@ -24,6 +24,7 @@ from typing import IO
 import msgspec
 
 PR_SET_PDEATHSIG = 1
+LOOK_EVERY_S = 0.1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -150,7 +151,7 @@ class Supervisor:
                 if running.ready and name not in told:
                     told.add(name)
                     on_ready(name, time.monotonic() - running.started_at)
-            time.sleep(0.1)
+            time.sleep(LOOK_EVERY_S)
 
     def poll(self) -> None:
         """One look at every service: starts what may start, notes what is ready, and deals with what has ended."""

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from polar.demo.result import DemoResult, Evaluation
-from polar.store.rows import BatchRow, ExclusionRow, SessionRow, WeightRow
+from polar.store.rows import BatchRow, SessionRow, WeightRow
 
 matplotlib.use("svg")
 
@@ -34,7 +34,6 @@ class RunRecords(msgspec.Struct, frozen=True, kw_only=True):
 
     weights: list[WeightRow]
     batches: list[BatchRow]
-    exclusions: list[ExclusionRow]
     sessions: list[SessionRow]
 
 

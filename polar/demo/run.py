@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -88,10 +89,11 @@ class _Run:
         reached = self._train(deadline=self._progress.began + self._config.budget_s - REPORT_S - 1.3 * before.seconds)
         if not reached:
             self._progress.say("the time is nearly over: training stops before its last step")
+        excluded = Counter(row.reason for row in self._ask("/admin/exclusions", list[ExclusionRow], limit=MOST_ROWS))
         self._settle()
         after = self._evaluate("after")
         records = self._records()
-        return self._result(before, after, records), records
+        return self._result(before, after, records, excluded), records
 
     def _evaluate(self, phase: str) -> Evaluation:
         """Held-out tasks, one sample each, under ids of their own; resubmitting them changes nothing."""
@@ -198,16 +200,15 @@ class _Run:
         return RunRecords(
             weights=sorted(self._ask("/admin/weights", list[WeightRow], limit=MOST_ROWS), key=lambda row: row.version),
             batches=sorted(self._ask("/admin/batches", list[BatchRow], limit=MOST_ROWS), key=lambda row: row.batch),
-            exclusions=self._ask("/admin/exclusions", list[ExclusionRow], limit=MOST_ROWS),
             sessions=self._ask("/admin/sessions", list[SessionRow], limit=MOST_ROWS),
         )
 
-    def _result(self, before: Evaluation, after: Evaluation, records: RunRecords) -> DemoResult:
+    def _result(
+        self, before: Evaluation, after: Evaluation, records: RunRecords, excluded: dict[str, int]
+    ) -> DemoResult:
+        """``excluded`` is from before the end, which cancels the groups that are left."""
         recomputed = [row.metrics["logprob_mismatch"] for row in records.weights if "logprob_mismatch" in row.metrics]
         probed = [load.probe_mean_difference for row in records.weights for load in row.loads]
-        excluded: dict[str, int] = {}
-        for row in records.exclusions:
-            excluded[row.reason] = excluded.get(row.reason, 0) + 1
         return DemoResult(
             config=self._config,
             run_dir=str(self._folder),
@@ -220,7 +221,7 @@ class _Run:
             mismatch_engine_trainer=_mean(probed),
             mismatch_captured_recomputed=_mean(recomputed),
             groups_trained=sum(row.groups for row in records.batches),
-            groups_excluded=excluded,
+            groups_excluded=dict(excluded),
             restarts={name: count for name, count in self._supervisor.restarts.items() if count},
         )
 

@@ -75,7 +75,6 @@ def test_the_report_holds_every_chart_and_asks_for_no_other_file(tmp_path):
     records = RunRecords(
         weights=[weight(version) for version in range(3)],
         batches=[batch(number) for number in (1, 2)],
-        exclusions=[],
         sessions=[session(number) for number in range(9)],
     )
     page = write_report(tmp_path / "report.html", result(), records).read_text()
@@ -87,7 +86,7 @@ def test_the_report_holds_every_chart_and_asks_for_no_other_file(tmp_path):
 
 def test_a_run_that_measured_nothing_still_has_a_report(tmp_path):
     nothing = Evaluation(version=0, sessions=0, passed=0, unscored=48, seconds=1.0)
-    records = RunRecords(weights=[], batches=[], exclusions=[], sessions=[])
+    records = RunRecords(weights=[], batches=[], sessions=[])
     empty = result(before=nothing, after=nothing, mismatch_engine_trainer=None, mismatch_captured_recomputed=None)
     assert "– → –" in write_report(tmp_path / "report.html", empty, records).read_text()
 
