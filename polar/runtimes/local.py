@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from polar.runtimes import bubblewrap
 from polar.runtimes.process_tree import Launch, run_tree
 from polar.runtimes.runtime import Ended, Program, RuntimeFault
+from polar.runtimes.trees import kill_left_behind
 from schemas.tasks import Limits, RuntimeSpec
 
 CHECK_DEADLINE_S = 20.0
@@ -137,6 +138,7 @@ class LocalRuntime:
         return sandbox
 
     def clear(self) -> None:
+        kill_left_behind(self._folder)
         remove(self._folder)
 
 

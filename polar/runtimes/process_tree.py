@@ -58,6 +58,7 @@ async def run_tree(launch: Launch) -> Ended:
         await tree.opened()
         verdict = await _watch(pidfd, launch, tree, started)
     finally:
+        await tree.opened()  # a start that was cancelled: only the first process, once known, can be ended surely
         tree.kill()
         process.kill()
         await tree.gone()

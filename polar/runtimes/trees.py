@@ -21,7 +21,7 @@ class Tree(Protocol):
     """A started command and everything that it starts."""
 
     async def opened(self) -> None:
-        """Returns when the tree's first process is known."""
+        """Returns when the tree's first process is known, or can never be. May be called again."""
         ...
 
     def processes(self) -> Iterable[Path]:
@@ -52,9 +52,10 @@ class Namespace:
 
     async def opened(self) -> None:
         while b"\n" not in self._status:
-            await readable(self._status_read, KILL_DEADLINE_S)
-            if not self._read():
+            if not await readable(self._status_read, KILL_DEADLINE_S) or not self._read():
                 return
+        if self._first is not None:
+            return
         self._first = json.loads(self._status.splitlines()[0])["child-pid"]
         with contextlib.suppress(ProcessLookupError):
             self._pidfd = os.pidfd_open(self._first)
@@ -119,6 +120,21 @@ class UnixSession:
 
     def exit_code(self, returncode: int | None) -> int | None:
         return returncode
+
+
+def kill_left_behind(folder: Path) -> int:
+    """SIGKILL to every bubblewrap that mounts something below ``folder``; each is the first process of its namespace
+    or watches it. bubblewrap misses the death of its parent in the moment before it asks to be told of it.
+    """
+    killed = 0
+    below = f"{folder}/".encode()
+    for process in _numbered(Path("/proc")):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"bwrap") and any(word.startswith(below) for word in words):
+                os.kill(int(process.name), signal.SIGKILL)
+                killed += 1
+    return killed
 
 
 def resident_bytes(processes: Iterable[Path]) -> int:

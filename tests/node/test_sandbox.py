@@ -135,6 +135,28 @@ async def test_a_cancelled_run_leaves_nothing(sandbox):
     assert running("98763") == []
 
 
+@pytest.mark.parametrize("milliseconds", range(0, 30, 3))
+async def test_a_run_cancelled_while_it_starts_leaves_nothing(sandbox, milliseconds):
+    marker = f"67{os.getpid()}{milliseconds}"
+    run = asyncio.create_task(sandbox.run(Program(argv=["sleep", marker]), 60.0))
+    await asyncio.sleep(milliseconds / 1000)
+    run.cancel()
+    await asyncio.wait({run})
+    assert run.cancelled() and running(marker) == []
+
+
+async def test_clear_ends_what_outlived_a_former_process(runtime, run_dir):
+    sandbox = await runtime.create("session-1", RuntimeSpec(limits=LIMITS))
+    marker = f"68{os.getpid()}"
+    run = asyncio.create_task(sandbox.run(Program(argv=["sleep", marker]), 60.0))
+    while not running(marker):
+        await asyncio.sleep(0.01)
+    LocalRuntime(run_dir / "sessions", hidden=[run_dir]).clear()
+    with pytest.raises(RuntimeFault):
+        await run
+    assert running(marker) == [] and not (run_dir / "sessions").exists()
+
+
 async def test_killing_the_process_that_runs_it_ends_the_tree(tmp_path):
     script = f"""
 import asyncio
