@@ -1,6 +1,6 @@
 """Captures the warm start's traces: scripted demonstrations through the real gateway, Kafka, node, Pi and assembler.
 
-    python -m examples.tiny_policy.capture --base DIR --out traces.jsonl --tasks 320
+    python -m examples.tiny_policy.capture --base DIR --out traces.jsonl.gz --tasks 320
 
 It starts the project's services on ``--base`` (the untrained policy), with the scripted engine before vLLM, submits
 train exercises, waits for their groups to close, and writes each trace as one line: its value on ``polar.traces``.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import os
 import sys
 from itertools import islice
@@ -94,8 +95,9 @@ def capture(base: Path, out: Path, n: int, seed: int, run_dir: Path) -> list[Tra
         specs = demonstrations(n, seed)
         AdminApi(settings.admin_url, settings.admin_key).post("/admin/tasks", specs)
         traces = asyncio.run(collect(settings.kafka_bootstrap, {spec.task_id for spec in specs}, supervisor))
+    lines = b"".join(msgspec.json.encode(trace) + b"\n" for trace in traces)
     fresh = out.with_suffix(".new")
-    fresh.write_bytes(b"\n".join(msgspec.json.encode(trace) for trace in traces) + b"\n")
+    fresh.write_bytes(gzip.compress(lines, mtime=0) if out.suffix == ".gz" else lines)
     fresh.replace(out)
     return traces
 

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 from examples.tiny_policy.build import BASH_TOOL, chat
 from examples.tiny_policy.demonstrator import FINAL, first_reply
 from polar.demo.tasks import Exercise, exercises
+from polar.grpo.step import BETAS
 
 BATCH_GROUPS = 4
 SAMPLES = 8
@@ -177,7 +178,7 @@ def rehearse(
     """Groups stream in; four with variance make a step. Samples come from the policy ``stale`` steps ago."""
     torch.manual_seed(seed)
     model = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=BETAS, weight_decay=0.0)
     before = pass_at_1(model, tokenizer, arguments.evaluate)
     history, waiting, rewards = [copy.deepcopy(model)], [], []
     source = exercises(seed + 1000)

@@ -1,6 +1,6 @@
 """Supervised warm start of the tiny policy on captured traces.
 
-    python -m examples.tiny_policy.warm_start --base DIR --traces traces.jsonl --out DIR
+    python -m examples.tiny_policy.warm_start --base DIR --traces traces.jsonl.gz --out DIR
 
 Loss is cross-entropy on the sampled tokens alone (the trace's loss mask). Each time a trace is drawn it is renamed: its
 words are permuted, with held-out pairs kept apart, and the date in its prompt becomes another one. So a few hundred
@@ -10,6 +10,7 @@ traces teach to copy any name, on any day.
 from __future__ import annotations
 
 import argparse
+import gzip
 import math
 import random
 import time
@@ -41,9 +42,13 @@ class Example(msgspec.Struct, frozen=True):
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """One Kafka value of ``polar.traces`` a line. Raises msgspec.ValidationError for anything else."""
+    """One Kafka value of ``polar.traces`` a line, gzipped where the name says so.
+
+    Raises msgspec.ValidationError for anything else.
+    """
     decoder = msgspec.json.Decoder(Trace)
-    return [decoder.decode(line) for line in path.read_bytes().splitlines()]
+    lines = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [decoder.decode(line) for line in lines.splitlines()]
 
 
 def example(trace: Trace) -> Example:
@@ -165,7 +170,7 @@ def main() -> None:
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
