@@ -15,8 +15,12 @@ from polar.settings import Settings
 EXTENSION = "polar.engine.vllm_extension.WorkerExtension"
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-CPU_SEQUENCES = 16
-"""At once; more requests wait. On two cores more than this slows each without a gain."""
+CPU_OPTIONS = (
+    "--enforce-eager",
+    *("--max-num-seqs", "16"),
+    *("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"),
+)
+"""The model runs in the engine's own process: vLLM's worker process spins on a core for a second after each step."""
 
 
 class LaunchError(Exception):
@@ -62,7 +66,7 @@ def command(settings: Settings) -> list[str]:
         raise LaunchError(f"POLAR_ENGINE_URL={settings.engine_url}: expected http://HOST:PORT")
     start = program()
     model = [str(settings.model_dir)] if start[-1] == "serve" else ["--model", str(settings.model_dir)]
-    limits = [] if has_nvidia_gpu() else ["--enforce-eager", "--max-num-seqs", str(CPU_SEQUENCES)]
+    limits = [] if has_nvidia_gpu() else CPU_OPTIONS
     return [
         *start,
         *model,
@@ -82,10 +86,11 @@ def command(settings: Settings) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The engine's environment: offline, without telemetry, with the endpoints for weights."""
+    """The engine's environment: offline, without telemetry, with the endpoints for weights; one core left to others."""
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     return {
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1)),
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
