@@ -12,7 +12,7 @@ from typing import Any
 
 from polar.demo.tasks import Exercise
 
-RIGHT, IDLE, LOOK = 0.42, 0.28, 0.18
+RIGHT, IDLE, LOOK = 0.40, 0.34, 0.22
 """Shares of demonstrations that solve the exercise, that answer without acting, and that look at a file only. The rest
 makes a mistake of the exercise's kind."""
 FINAL = "Done."
