@@ -27,7 +27,7 @@ from schemas.ids import derived_id
 from schemas.tasks import TaskSpec
 
 T = TypeVar("T")
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 2.0
 AWAY_S = 60.0
 """How long the admin app may take to come back."""
 STALL_S = 240.0
