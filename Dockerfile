@@ -9,7 +9,7 @@ RUN python3 -m venv /opt/venv
 COPY requirements requirements
 
 FROM base AS engine-gpu
-RUN pip install --no-cache-dir -q vllm==0.33.0 -r requirements/project.txt
+RUN pip install --no-cache-dir -q -r requirements/engine-gpu.txt
 COPY . .
 RUN pip install --no-cache-dir -q --no-deps -e .
 

@@ -41,7 +41,11 @@ class AdminApi:
 
     def get(self, path: str, type: type[T], **query: Any) -> T:
         """The answer to GET, as ``type``. Queries that are None are left out."""
-        return msgspec.json.decode(self._request("GET", path, params=_given(query)), type=type)
+        answer = self._request("GET", path, params=_given(query))
+        try:
+            return msgspec.json.decode(answer, type=type)
+        except msgspec.DecodeError as error:
+            raise ApiError(f"{self.url}{path} is no admin API of this version ({error}): check --url") from None
 
     def post(self, path: str, body: Any) -> Any:
         """``body`` is encoded as JSON, bytes are sent as they are."""

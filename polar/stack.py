@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from polar.admin_api import LATEST
 from polar.settings import Settings, SettingsError, from_environment, to_environment
 from polar.supervisor import Service, Supervisor, SupervisorError
 
@@ -161,9 +162,10 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def point_latest(run_dir: Path) -> None:
-    """Makes ``latest`` beside the run folder a link to it: where the polar command looks for the admin API."""
-    link, fresh = run_dir.parent / "latest", run_dir.parent / f".latest-{os.getpid()}"
+def point_latest(run_dir: Path, link: Path = LATEST) -> None:
+    """Makes ``link`` lead to the run folder: there the polar command looks for the admin API."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    fresh = link.parent / f".latest-{os.getpid()}"
     fresh.unlink(missing_ok=True)
-    fresh.symlink_to(run_dir.name)
+    fresh.symlink_to(run_dir.absolute())
     fresh.replace(link)

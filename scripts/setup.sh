@@ -6,7 +6,6 @@ cd "$(dirname "$0")/.."
 
 PI_VERSION=0.74.2
 NODE_VERSION=22.23.3  # starts the agent programs with a quarter less CPU time than Node 20 does
-VLLM_GPU_VERSION=0.33.0
 CACHE=$PWD/.cache
 NPM_PREFIX=${POLAR_NPM_PREFIX:-$CACHE/npm}
 KAFKA_LIBS=${POLAR_KAFKA_LIBS:-$CACHE/kafka/libs}
@@ -35,28 +34,31 @@ system_programs() {
     read -r -p "Install with apt: $missing? [Y/n] " answer
     case "$answer" in [nN]*) fail "install these first: $missing" ;; esac
   fi
-  [ "$(id -u)" = 0 ] || sudo=sudo
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || fail "install these as root first: $missing"
+    sudo=sudo
+  fi
   say "apt: $missing"
   $sudo apt-get update -qq
   # shellcheck disable=SC2086
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -qq -y --no-install-recommends $missing >/dev/null
+  $sudo env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get install -qq -y --no-install-recommends $missing >/dev/null
   python_ok || fail "Python 3.11 or newer is needed; python3 here is $(python3 --version 2>&1)"
   java_ok || fail "Java 17 or newer is needed; java here is version $(major java -version)"
 }
 
 fingerprint() {
-  { cat requirements/*.txt streams/pom.xml scripts/setup.sh pyproject.toml; python3 --version; echo "$NPM_PREFIX $KAFKA_LIBS $PWD"; has_gpu && echo gpu; } | sha256sum | cut -d' ' -f1
+  { cat requirements/*.txt streams/pom.xml scripts/setup.sh pyproject.toml; python3 --version; echo "$NPM_PREFIX $KAFKA_LIBS $PWD"; if has_gpu; then echo gpu; fi; } | sha256sum | cut -d' ' -f1
 }
 
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
 
 python_packages() {
-  local pip=.venv/bin/pip
-  [ -x .venv/bin/python ] || { say "Python: .venv"; python3 -m venv .venv; }
+  local pip=".venv/bin/python -m pip"
+  $pip --version >/dev/null 2>&1 || { say "Python: .venv"; python3 -m venv --clear .venv; }
   export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
   if has_gpu; then
-    say "vLLM $VLLM_GPU_VERSION for NVIDIA, and Polar's packages (some minutes)"
-    $pip install -q "vllm==$VLLM_GPU_VERSION" aiohttp httpx msgspec PyJWT rich transformers typer uvicorn -r requirements/project.txt
+    say "vLLM for NVIDIA, and Polar's packages (some minutes)"
+    $pip install -q -r requirements/engine-gpu.txt
   else
     say "torch 2.13.0 (about a minute)"
     .venv/bin/python -c 'import torch; assert torch.__version__.startswith("2.13.0")' 2>/dev/null || $pip install -q torch==2.13.0
@@ -81,6 +83,14 @@ agent_programs() {
   "$NPM_PREFIX/node_modules/.bin/node" --version >/dev/null || fail "node@$NODE_VERSION does not run on this machine"
 }
 
+sandbox_works() {
+  if ! bwrap --unshare-user --unshare-pid --ro-bind / / --proc /proc --dev /dev true 2>/dev/null \
+    && ! { [ "$(id -u)" = 0 ] && bwrap --unshare-pid --ro-bind / / --proc /proc --dev /dev true 2>/dev/null; }; then
+    say "warning: bubblewrap may not make namespaces here, so agents cannot be confined. As root, or after
+    sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), it may; POLAR_UNSAFE_LOCAL=true runs agents unconfined"
+  fi
+}
+
 system_programs
 stamp=.venv/.polar-setup
 want=$(fingerprint)
@@ -91,5 +101,6 @@ fi
 python_packages
 kafka_jars
 agent_programs
+sandbox_works
 echo "$want" > "$stamp"
 say "ready"

@@ -73,6 +73,10 @@ def _exit_code(arguments: list[str] | None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _say(
+            f"{error.filename or 'a file of the run'}: {error.strerror or error}: free it, or give another --run-dir"
+        )
     return code if isinstance(code, int) else 0
 
 

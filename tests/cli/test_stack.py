@@ -83,6 +83,6 @@ def test_a_model_folder_that_is_not_whole_is_refused_before_anything_is_written(
 def test_the_latest_run_is_linked_again_each_time(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        point_latest(tmp_path / name)
-        assert (tmp_path / "latest").resolve() == tmp_path / name
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "latest"]
+        point_latest(tmp_path / name, tmp_path / "runs" / "latest")
+        assert (tmp_path / "runs" / "latest").resolve() == tmp_path / name
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["latest"]

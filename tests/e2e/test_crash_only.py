@@ -160,4 +160,6 @@ def test_services_killed_in_the_middle_lose_and_double_nothing(stack: tuple[Supe
         if isinstance(r.record, WeightsPublished)
     }
     assert sorted(published) == list(range(BATCHES + 1))
+    on_policy = [w.metrics["logprob_mismatch"] for w in published.values() if "logprob_mismatch" in w.metrics]
+    assert on_policy and max(on_policy) < 1e-3  # nats, captured by the gateway against recomputed by the trainer
     wait(supervisor, api, lambda s: s.last_batch == BATCHES and s.traces == len(by_id), deadline)
