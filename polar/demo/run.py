@@ -32,7 +32,8 @@ AWAY_S = 60.0
 """How long the admin app may take to come back."""
 STALL_S = 240.0
 """Without any session ending for so long, nothing moves any more."""
-REPORT_S = 15.0
+REPORT_S = 40.0
+"""For what is left when the second evaluation begins late: training that has to come to rest, and the report."""
 MOST_ROWS = 5000
 
 
