@@ -20,10 +20,10 @@ from gateway_app.dialects.openai_chat import ChatRequest
 from gateway_app.history import AttemptHistory, PastCall
 from gateway_app.sample import InexactSample, Sample, effective_sampling
 from polar.engine.client import EngineClient, EngineError, EngineFault, EngineRefused, EngineUnavailable
-from polar.session_token import SessionToken
+from polar.session_token import SessionToken, without_token
 from schemas.ids import new_id
 from schemas.packed import pack_ids
-from schemas.sessions import CallDelivery, CallFailed, CallStarted, Sampling
+from schemas.sessions import CallDelivery, CallFailed, CallStarted, Sampling, SessionEvent
 from streams.errors import KafkaUnavailable, StreamError
 from streams.producer import Producer
 from streams.topics import SESSIONS
@@ -104,7 +104,7 @@ class Capture:
         call.body = rendered | {"request_id": call.call_id}
         call.prompt_ids = rendered["token_ids"]
         call.sample = Sample(call.prompt_ids)
-        await self._publish(_started(call, request, dialect, effective_sampling(rendered["sampling_params"])))
+        await self._publish(call, _started(call, request, dialect, effective_sampling(rendered["sampling_params"])))
         call.past = PastCall(call.call_id, request.messages, request.tools, np.array(call.prompt_ids, dtype=np.int32))
         history.add(call.past)
         return call
@@ -138,12 +138,12 @@ class Capture:
                     raise
 
     async def _record_failed(self, call: Call, request: ChatRequest, dialect: str, failure: Failure) -> None:
-        await self._publish(_started(call, request, dialect, None))
+        await self._publish(call, _started(call, request, dialect, None))
         await call.fail(failure)
 
-    async def _publish(self, event: Any) -> None:
+    async def _publish(self, call: Call, started: CallStarted) -> None:
         try:
-            await self.producer.send(SESSIONS, event)
+            await call.record(started)
         except StreamError as error:
             raise classify(error) from error
 
@@ -170,6 +170,7 @@ class Call:
         self.history = history
         self.chat_request = chat_request
         self.stop = stop
+        self._token = token
         self._capture = capture
         self._news = asyncio.Event()
         self._away: EngineError | None = None
@@ -219,12 +220,16 @@ class Call:
             return message
         return message | {"content": content.partition(stop)[0]}
 
+    async def record(self, event: SessionEvent) -> None:
+        """Puts an event on the log, without the session token; the ids stay what they are. Raises StreamError."""
+        await self._capture.producer.send(SESSIONS, without_token(event, self._token))
+
     async def complete(self, message: dict[str, Any], finish_reason: str) -> None:
         """Checks the sample, records it and waits for the acknowledgement. Raises InexactSample, StreamError."""
         if finish_reason == "abort" and not self.stop.is_set():
             raise EngineFault("the engine ended the call before its time")
         completed = self.sample.checked(self.session_id, self.attempt, self.call_id, message, finish_reason)
-        await self._capture.producer.send(SESSIONS, completed)
+        await self.record(completed)
         self.past.extend(message, self.sample.ids)
 
     async def delivery(self, delivered: bool) -> None:
@@ -233,23 +238,25 @@ class Call:
             session_id=self.session_id, attempt=self.attempt, call_id=self.call_id, delivered=delivered
         )
         try:
-            await self._capture.producer.send(SESSIONS, record)
+            await self.record(record)
         except StreamError as error:
             log.error("call %s: its delivery is not recorded: %s", self.call_id, error)
 
     async def fail(self, failure: Failure) -> None:
         """Records that there is no sample. Without Kafka the call has no end on the log, and counts as lost."""
-        log.warning("call %s of session %s failed: %s: %s", self.call_id, self.session_id, failure.reason, failure)
-        record = CallFailed(
+        whole = CallFailed(
             session_id=self.session_id,
             attempt=self.attempt,
             call_id=self.call_id,
             reason=failure.reason,
             infrastructure=failure.infrastructure,
-            detail=failure.detail[:2000],
+            detail=failure.detail,
         )
+        hidden = without_token(whole, self._token)
+        record = msgspec.structs.replace(hidden, detail=hidden.detail[:2000])
+        log.warning("call %s of session %s failed: %s: %s", self.call_id, self.session_id, record.reason, record.detail)
         try:
-            await self._capture.producer.send(SESSIONS, record)
+            await self.record(record)
         except StreamError as error:
             log.error("call %s: its failure is not recorded: %s", self.call_id, error)
 

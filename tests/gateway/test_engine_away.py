@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
+from capture_stand import Engine, Log, token
 from engine_fixture import free_port
 from session_stories import completed, ending, fold, opened
 
@@ -17,62 +15,10 @@ from gateway_app.capture import Call, Capture, Failure, classify
 from gateway_app.dialects.openai_chat import OpenAIChat
 from gateway_app.history import AttemptHistory
 from polar.engine.client import EngineClient, EngineError
-from polar.session_token import SessionToken, sign, verify
 from polar.trajectories import assemble
-from schemas.record import Record
 from schemas.sessions import CallDelivery, CallFailed, CallStarted
 
-SECRET = "a secret of thirty-two characters"
 REQUEST = OpenAIChat.parse(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}')
-
-
-class Log:
-    """In the producer's place: keeps what is sent."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    async def send(self, _: str, record: Record) -> None:
-        self.records.append(record)
-
-    async def holds(self, kind: type) -> None:
-        async with asyncio.timeout(10):
-            while not any(isinstance(record, kind) for record in self.records):
-                await asyncio.sleep(0.01)
-
-
-class Engine:
-    """Renders, and drops the connection of each request whose path ends with a name in ``away``."""
-
-    def __init__(self, *away: str) -> None:
-        self.away = set(away)
-        self.asked = asyncio.Event()
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        name = request.path.rpartition("/")[2]
-        if name in self.away:
-            request.transport.close()
-            self.asked.set()
-        if name == "generate":
-            self.asked.set()
-            await asyncio.sleep(60)
-        return web.json_response({"token_ids": [1, 2], "sampling_params": {}})
-
-    @asynccontextmanager
-    async def running(self, port: int = 0) -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.handle)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
-
-def token() -> SessionToken:
-    return verify(SECRET, sign(SECRET, "s", 0, 60))
 
 
 async def start(url: str, log: Log, stop: asyncio.Event, hold_s: float = 30.0) -> Call:
