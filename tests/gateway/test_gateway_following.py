@@ -115,8 +115,7 @@ async def wait_up(url: str) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_models_are_listed_for_whoever_asks_and_for_a_session_that_may_call(tmp_path: Path, kafka: str) -> None:
-    """Without an engine there is no list, and the error has the shape that agent programs read."""
+async def test_without_an_engine_a_list_of_models_is_refused_in_openais_shape(tmp_path: Path, kafka: str) -> None:
     async with stand(tmp_path, kafka, AWAY) as gateway:
         urls = [f"{gateway.url}/v1/models", f"{gateway.base('s')}/models"]
         urls.append(f"{gateway.url}/s/{sign(SECRET[::-1], 's', 0, 60)}/v1/models")
