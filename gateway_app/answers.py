@@ -16,8 +16,11 @@ from polar.engine.client import EngineClient, EngineError
 from streams.errors import StreamError
 
 RETRY_AFTER = {"retry-after": "2"}
-STOPPED = Failure("session_ended", "this session has ended", 403, infrastructure=False)
-"""For a client that is still there when its attempt has ended."""
+
+
+def session_ended() -> Failure:
+    """For a client that is still there when its attempt has ended."""
+    return Failure("session_ended", "this session has ended", 403, infrastructure=False)
 
 
 async def answer(engine: EngineClient, call: Call, request: ChatRequest, client: Client) -> None:
@@ -60,7 +63,8 @@ async def _streamed(
         finish_reason = call.sample.finish_reason or finish_reason
     await call.complete(message.whole(), finish_reason)
     if finish_reason == "abort":
-        await client.write_events(dialect.stream_error(STOPPED.detail, STOPPED.reason))
+        ended = session_ended()
+        await client.write_events(dialect.stream_error(ended.detail, ended.reason))
         await call.delivery(False)
         return
     usage = call.sample.usage if request.include_usage else None
@@ -79,7 +83,7 @@ async def _whole(engine: EngineClient, call: Call, request: ChatRequest, client:
         finish_reason = "tool_calls"
     await call.complete(message, finish_reason)
     if finish_reason == "abort":
-        await refuse(client, STOPPED)
+        await refuse(client, session_ended())
         await call.delivery(False)
         return
     await client.respond(200, dialect.whole(message, finish_reason, choice.get("logprobs"), call.sample.usage))

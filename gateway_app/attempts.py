@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -41,9 +41,13 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Attempts:
-    """``evolve`` takes each record once, in order; reading the log again from the beginning changes nothing."""
+    """``evolve`` takes each record once, in order; reading the log again from the beginning changes nothing.
 
-    def __init__(self) -> None:
+    ``on_end`` is told (session, attempt) when that attempt, and so each lower one, has ended.
+    """
+
+    def __init__(self, on_end: Callable[[str, int], None] = lambda session_id, attempt: None) -> None:
+        self._on_end = on_end
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._live: dict[str, Place] = {}
         self._stops: dict[tuple[str, int], set[asyncio.Event]] = {}
@@ -109,3 +113,4 @@ class Attempts:
             if stopped_id == session_id and stopped_attempt <= attempt:
                 for stop in stops:
                     stop.set()
+        self._on_end(session_id, attempt)

@@ -1,28 +1,29 @@
 """One model call from its rendering to its delivery, with its events on ``polar.sessions``.
 
 call.started is acknowledged by Kafka before the engine samples; call.completed before the client sees the end of the
-response; call.delivery says afterwards whether it saw it. A call that gives no exact sample ends in call.failed.
+response; call.delivery says afterwards whether it saw it. A call that gives no exact sample ends in call.failed. While
+a request waits for an engine that is away, the log already says so: nobody may take the wait for the agent's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from typing import Any
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from gateway_app.dialects.openai_chat import ChatRequest
 from gateway_app.history import AttemptHistory, PastCall
 from gateway_app.sample import InexactSample, Sample, effective_sampling
 from polar.engine.client import EngineClient, EngineError, EngineFault, EngineRefused, EngineUnavailable
-from polar.session_token import SessionToken
+from polar.session_token import SessionToken, without_token
 from schemas.ids import new_id
 from schemas.packed import pack_ids
-from schemas.sessions import CallDelivery, CallFailed, CallStarted, Sampling
+from schemas.sessions import CallDelivery, CallFailed, CallStarted, Sampling, SessionEvent
 from streams.errors import KafkaUnavailable, StreamError
 from streams.producer import Producer
 from streams.topics import SESSIONS
@@ -33,6 +34,10 @@ KEEP_ALIVE_S = 10.0
 PACE_S = 0.05
 """Between two pieces of one response: the engine parses a response from its start for each piece."""
 ABORT_S = 5.0
+RETRY_S = 0.5
+"""Between two tries at an engine that is away."""
+
+T = TypeVar("T")
 
 
 class Failure(Exception):
@@ -89,38 +94,56 @@ class Capture:
         """Renders and records the call. Raises Failure, after recording that too where it can."""
         call = Call(self, token, history, request.for_engine(self._policy), stop)
         try:
-            rendered = await self._render(call.chat_request)
+            rendered = await self._render(call, request, dialect)
+        except EngineUnavailable as error:
+            raise classify(error) from error
         except EngineError as error:
             failure = classify(error)
-            await self._publish(_started(call, request, dialect, None))
-            await call.fail(failure)
+            await self._record_failed(call, request, dialect, failure)
             raise failure from error
         call.body = rendered | {"request_id": call.call_id}
         call.prompt_ids = rendered["token_ids"]
         call.sample = Sample(call.prompt_ids)
-        await self._publish(_started(call, request, dialect, effective_sampling(rendered["sampling_params"])))
+        await self._publish(call, _started(call, request, dialect, effective_sampling(rendered["sampling_params"])))
         call.past = PastCall(call.call_id, request.messages, request.tools, np.array(call.prompt_ids, dtype=np.int32))
         history.add(call.past)
         return call
 
-    async def _render(self, chat_request: dict[str, Any]) -> dict[str, Any]:
-        async for attempt in self.held(lambda error: isinstance(error, EngineUnavailable)):
-            with attempt:
-                return await self.engine.render(chat_request)
-        raise EngineUnavailable("unreachable")
+    async def _render(self, call: Call, request: ChatRequest, dialect: str) -> dict[str, Any]:
+        """While the engine is away, the log has a failed call in place of this one, which goes on under a new id."""
 
-    def held(self, worth_waiting: Any) -> AsyncRetrying:
-        """Tries again each half second while the error is worth it and ``hold_s`` has not passed."""
-        return AsyncRetrying(
-            retry=retry_if_exception(worth_waiting),
-            wait=wait_fixed(0.5),
-            stop=stop_after_delay(self._hold_s),
-            reraise=True,
-        )
+        async def ask() -> dict[str, Any]:
+            return await self.engine.render(call.chat_request)
 
-    async def _publish(self, event: Any) -> None:
         try:
-            await self.producer.send(SESSIONS, event)
+            return await ask()
+        except EngineUnavailable as error:
+            await self._record_failed(call, request, dialect, classify(error))
+            call.call_id = new_id()
+            return await self.held(ask, call.stop)
+
+    async def held(
+        self, ask: Callable[[], Awaitable[T]], stop: asyncio.Event, worth_waiting: Callable[[], bool] = lambda: True
+    ) -> T:
+        """Asks each half second while the engine is away and it is worth it.
+
+        Raises EngineUnavailable once ``hold_s`` has passed or ``stop`` is set.
+        """
+        deadline = time.monotonic() + self._hold_s
+        while True:
+            try:
+                return await ask()
+            except EngineUnavailable:
+                if time.monotonic() >= deadline or not worth_waiting() or await _set_within(stop, RETRY_S):
+                    raise
+
+    async def _record_failed(self, call: Call, request: ChatRequest, dialect: str, failure: Failure) -> None:
+        await self._publish(call, _started(call, request, dialect, None))
+        await call.fail(failure)
+
+    async def _publish(self, call: Call, started: CallStarted) -> None:
+        try:
+            await call.record(started)
         except StreamError as error:
             raise classify(error) from error
 
@@ -147,8 +170,10 @@ class Call:
         self.history = history
         self.chat_request = chat_request
         self.stop = stop
+        self._token = token
         self._capture = capture
         self._news = asyncio.Event()
+        self._away: EngineError | None = None
 
     async def pieces(self) -> AsyncGenerator[Piece | None, None]:
         """What is sampled, as it comes; None where nothing came for a while. Close it to end the sampling.
@@ -171,12 +196,12 @@ class Call:
                     if done:
                         break
                     await asyncio.wait({reading}, timeout=PACE_S)
-                elif not await self._news_within(KEEP_ALIVE_S):
+                elif await _set_within(self._news, KEEP_ALIVE_S):
+                    self._news.clear()
+                else:
                     yield None
             if reading.cancelled():
-                raise Failure(
-                    "stopped", "the call was stopped and the engine did not end it", 503, infrastructure=False
-                )
+                raise self._cut_off()
             await reading
         finally:
             stopping.cancel()
@@ -195,12 +220,16 @@ class Call:
             return message
         return message | {"content": content.partition(stop)[0]}
 
+    async def record(self, event: SessionEvent) -> None:
+        """Puts an event on the log, without the session token; the ids stay what they are. Raises StreamError."""
+        await self._capture.producer.send(SESSIONS, without_token(event, self._token))
+
     async def complete(self, message: dict[str, Any], finish_reason: str) -> None:
         """Checks the sample, records it and waits for the acknowledgement. Raises InexactSample, StreamError."""
         if finish_reason == "abort" and not self.stop.is_set():
             raise EngineFault("the engine ended the call before its time")
         completed = self.sample.checked(self.session_id, self.attempt, self.call_id, message, finish_reason)
-        await self._capture.producer.send(SESSIONS, completed)
+        await self.record(completed)
         self.past.extend(message, self.sample.ids)
 
     async def delivery(self, delivered: bool) -> None:
@@ -209,36 +238,41 @@ class Call:
             session_id=self.session_id, attempt=self.attempt, call_id=self.call_id, delivered=delivered
         )
         try:
-            await self._capture.producer.send(SESSIONS, record)
+            await self.record(record)
         except StreamError as error:
             log.error("call %s: its delivery is not recorded: %s", self.call_id, error)
 
     async def fail(self, failure: Failure) -> None:
         """Records that there is no sample. Without Kafka the call has no end on the log, and counts as lost."""
-        log.warning("call %s of session %s failed: %s: %s", self.call_id, self.session_id, failure.reason, failure)
-        record = CallFailed(
+        whole = CallFailed(
             session_id=self.session_id,
             attempt=self.attempt,
             call_id=self.call_id,
             reason=failure.reason,
             infrastructure=failure.infrastructure,
-            detail=failure.detail[:2000],
+            detail=failure.detail,
         )
+        hidden = without_token(whole, self._token)
+        record = msgspec.structs.replace(hidden, detail=hidden.detail[:2000])
+        log.warning("call %s of session %s failed: %s: %s", self.call_id, self.session_id, record.reason, record.detail)
         try:
-            await self._capture.producer.send(SESSIONS, record)
+            await self.record(record)
         except StreamError as error:
             log.error("call %s: its failure is not recorded: %s", self.call_id, error)
 
     async def _read(self) -> None:
-        def worth_waiting(error: BaseException) -> bool:
-            return isinstance(error, EngineUnavailable) and not self.sample.ids and not self.stop.is_set()
+        async def sample() -> None:
+            try:
+                async for chunk in self._capture.engine.generate(self.body):
+                    self._away = None
+                    self.sample.take(chunk)
+                    self._news.set()
+            except EngineUnavailable as error:
+                self._away = error
+                raise
 
         try:
-            async for attempt in self._capture.held(worth_waiting):
-                with attempt:
-                    async for chunk in self._capture.engine.generate(self.body):
-                        self.sample.take(chunk)
-                        self._news.set()
+            await self._capture.held(sample, self.stop, lambda: not self.sample.ids)
         finally:
             self._news.set()
 
@@ -249,17 +283,23 @@ class Call:
             await self._capture.engine.abort(self.call_id)
             await asyncio.wait({reading}, timeout=ABORT_S)
         except EngineError as error:
-            log.warning("call %s: not aborted in the engine: %s", self.call_id, error)
+            self._away = error
         reading.cancel()
 
-    async def _news_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        self._news.clear()
-        return True
+    def _cut_off(self) -> Failure:
+        """Of a stopped call that the engine did not end: an engine that was away is at fault, not who stopped it."""
+        if self._away is not None:
+            return Failure("engine_unavailable", str(self._away), 503, infrastructure=True)
+        return Failure("stopped", "the call was stopped and the engine did not end it", 503, infrastructure=False)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _started(call: Call, request: ChatRequest, dialect: str, sampling: Sampling | None) -> CallStarted:

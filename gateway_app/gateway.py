@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from litestar.exceptions import HTTPException
 from litestar.params import FromPath
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway_app.answers import STOPPED, answer, refuse
+from gateway_app.answers import answer, refuse, session_ended
 from gateway_app.attempts import Attempts
 from gateway_app.capture import Capture, Failure
 from gateway_app.client import Client
@@ -44,12 +44,13 @@ class Gateway:
     """What the routes share."""
 
     def __init__(
-        self, engine: EngineClient, capture: Capture, attempts: Attempts, histories: Histories, secret: str
+        self, capture: Capture, attempts: Attempts, histories: Histories, follower: Follower, secret: str
     ) -> None:
-        self.engine = engine
+        self.engine = capture.engine
         self.capture = capture
         self.attempts = attempts
         self.histories = histories
+        self.follower = follower
         self._secret = secret
 
     def admit(self, token: str) -> SessionToken:
@@ -59,7 +60,7 @@ class Gateway:
         except InvalidToken as error:
             raise Failure("invalid_session_token", str(error), 401, infrastructure=False) from None
         if self.attempts.ended(session.session_id, session.attempt):
-            raise STOPPED
+            raise session_ended()
         return session
 
     async def chat(self, token: str, content: bytes, receive: Receive, send: Send) -> None:
@@ -110,8 +111,11 @@ async def session_models(token: FromPath[str], request: Request[Any, Any, Any]) 
 
 @get("/health")
 async def health(request: Request[Any, Any, Any]) -> Response[Any]:
-    """Alive; ``engine`` says whether the engine is, too."""
-    return Response({"status": "ok", "engine": await request.app.state.gateway.engine.healthy()})
+    """200 while it knows which attempts have ended; ``engine`` says whether the engine is alive, too."""
+    gateway: Gateway = request.app.state.gateway
+    if not gateway.follower.alive:
+        return Response({"status": "the scheduler's log is no longer followed: see the log"}, status_code=503)
+    return Response({"status": "ok", "engine": await gateway.engine.healthy()})
 
 
 def openai_error(_: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
@@ -134,26 +138,42 @@ def create_app(gateway: Gateway) -> Litestar:
 
 @asynccontextmanager
 async def gateway(
-    settings: Settings, *, hold_s: float = ENGINE_HOLD_S, publish_s: float = PUBLISH_S
+    settings: Settings,
+    *,
+    hold_s: float = ENGINE_HOLD_S,
+    publish_s: float = PUBLISH_S,
+    on_failure: Callable[[Exception], None] = lambda error: None,
 ) -> AsyncIterator[Gateway]:
-    """A gateway that is connected and has read who may call. Raises StreamError when Kafka is away."""
+    """A gateway that is connected and has read who may call. Raises StreamError when Kafka is away.
+
+    ``on_failure`` is told when it can no longer follow who may call: the process should end, and start again.
+    """
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(EngineClient(settings.engine_url))
         producer = Producer(settings.kafka_bootstrap, source="gateway", deadline_s=publish_s)
         await stack.enter_async_context(producer)
-        attempts = Attempts()
-        await stack.enter_async_context(Follower(settings.kafka_bootstrap, attempts))
-        histories = Histories(await call_numbers(settings.kafka_bootstrap, attempts.live()))
+        histories = Histories()
+        attempts = Attempts(on_end=histories.drop)
+        follower = await stack.enter_async_context(Follower(settings.kafka_bootstrap, attempts, on_failure))
+        histories.resume(await call_numbers(settings.kafka_bootstrap, attempts.live()))
         capture = Capture(engine, producer, policy=settings.policy, hold_s=hold_s)
-        yield Gateway(engine, capture, attempts, histories, load_secret(settings))
+        yield Gateway(capture, attempts, histories, follower, load_secret(settings))
 
 
 async def run(settings: Settings) -> None:
-    stop = stop_on_signals()
+    """Returns after SIGTERM or SIGINT. Raises ListenError, and StreamError when who may call is not known any more."""
+    stop, failures = stop_on_signals(), list[Exception]()
+
+    def failed(error: Exception) -> None:
+        failures.append(error)
+        stop.set()
+
     with listen(settings.gateway_host, settings.gateway_port) as listening:
-        async with gateway(settings) as ready:
+        async with gateway(settings, on_failure=failed) as ready:
             log.info("listening at %s:%d", settings.gateway_host, settings.gateway_port)
             await serve(create_app(ready), listening, stop)
+    for error in failures:
+        raise StreamError(f"the scheduler's log is no longer followed: {error}") from error
 
 
 def main() -> int:

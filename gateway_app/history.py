@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 CALLS = 8
 """Candidates for a base: enough for the branches that an agent goes back to."""
 ATTEMPTS = 1024
+NUMBERS = 200_000
+"""Of attempts without a history; one that ends without the log saying so leaves its number behind."""
 
 
 class PastCall(msgspec.Struct):
@@ -62,10 +64,10 @@ class AttemptHistory:
 
 
 class Histories:
-    """Of the attempts that called last. ``numbers``: the next call number of (session, attempt), if not 0."""
+    """Of the attempts that called last and have not ended; of the others only the next call number, if not 0."""
 
-    def __init__(self, numbers: dict[tuple[str, int], int] | None = None) -> None:
-        self._numbers = numbers or {}
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._attempts: OrderedDict[tuple[str, int], AttemptHistory] = OrderedDict()
 
     def of(self, session_id: str, attempt: int) -> AttemptHistory:
@@ -75,8 +77,20 @@ class Histories:
         self._attempts.move_to_end(key)
         while len(self._attempts) > ATTEMPTS:
             old, history = self._attempts.popitem(last=False)
-            self._numbers[old] = history.take_number()
+            self.resume({old: history.take_number()})
         return self._attempts[key]
+
+    def resume(self, numbers: dict[tuple[str, int], int]) -> None:
+        """``numbers``: the next call number of each (session, attempt)."""
+        self._numbers.update(numbers)
+        while len(self._numbers) > NUMBERS:
+            self._numbers.popitem(last=False)
+
+    def drop(self, session_id: str, attempt: int) -> None:
+        """Forgets this attempt, which has ended, and the lower ones."""
+        for key in [(session_id, number) for number in range(attempt + 1)]:
+            self._attempts.pop(key, None)
+            self._numbers.pop(key, None)
 
 
 def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

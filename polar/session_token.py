@@ -1,7 +1,7 @@
 """Session tokens: what lets a sandbox make model calls, and for which attempt of which session.
 
 A token is a JWT (HS256) with the claims ``sid``, ``att`` and ``exp``. It stands in the URL path, which every agent
-program leaves as it is. The secret never goes to a topic or a log.
+program leaves as it is. Neither the secret nor a token goes to a topic or a log.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import jwt
 import msgspec
@@ -18,6 +19,9 @@ import msgspec
 from polar.settings import Settings
 
 ALGORITHM = "HS256"
+HIDDEN = "[token]"
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class InvalidToken(ValueError):
@@ -25,11 +29,12 @@ class InvalidToken(ValueError):
 
 
 class SessionToken(msgspec.Struct, frozen=True):
-    """``expires`` is unix seconds."""
+    """``expires`` is unix seconds; ``raw`` is the token as it stands in the URL."""
 
     session_id: str
     attempt: int
     expires: float
+    raw: str
 
 
 def sign(secret: str, session_id: str, attempt: int, ttl_s: float) -> str:
@@ -48,7 +53,15 @@ def verify(secret: str, token: str) -> SessionToken:
         raise InvalidToken(f"not a valid session token ({error})") from None
     if not isinstance(claims["sid"], str) or not isinstance(claims["att"], int):
         raise InvalidToken("not a valid session token (wrong claims)")
-    return SessionToken(claims["sid"], claims["att"], float(claims["exp"]))
+    return SessionToken(claims["sid"], claims["att"], float(claims["exp"]), token)
+
+
+def without_token(record: R, token: SessionToken) -> R:
+    """``record`` with HIDDEN wherever the token stands in its texts: an agent reads it in its environment."""
+    content, raw = msgspec.json.encode(record), token.raw.encode()
+    if raw not in content:
+        return record
+    return msgspec.json.decode(content.replace(raw, HIDDEN.encode()), type=type(record))
 
 
 def load_secret(settings: Settings) -> str:

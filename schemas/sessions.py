@@ -63,7 +63,7 @@ class SessionOpened(SessionEvent, frozen=True, kw_only=True, tag="session.opened
 
 
 class CallStarted(SessionEvent, frozen=True, kw_only=True, tag="call.started"):
-    """A request that is about to be sampled.
+    """A request that is about to be sampled. Where its texts held the session token, ``[token]`` stands.
 
     ``messages``, ``tools`` and ``prompt_ids`` hold what is new after the first ``kept_messages`` and ``kept_ids`` of
     call ``base_call_id`` (its prompt, then its response); without a base they are whole. ``tools`` is None where they

@@ -11,16 +11,25 @@ from typing import Any
 from aiohttp import ClientSession, ClientTimeout, web
 
 Spoil = Callable[[dict[str, Any]], dict[str, Any] | None]
+Rerender = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class EngineProxy:
-    """``streams``: the chunks of each generate call, as the engine sent them. ``spoil`` alters one, or cuts (None)."""
+    """``streams``: the chunks of each generate call, as the engine sent them. ``spoil`` alters one, or cuts (None).
+
+    ``rerender`` alters what the engine rendered.
+    """
 
     def __init__(self, target: str) -> None:
         self._target = target
         self.streams: list[list[dict[str, Any]]] = []
         self.spoil: Spoil = lambda chunk: chunk
+        self.rerender: Rerender = lambda rendered: rendered
         self.url = ""
+
+    def prompt(self, index: int = -1) -> list[int]:
+        """What the engine sampled from, as it says itself."""
+        return self.streams[index][0]["prompt_token_ids"]
 
     def sampled(self, index: int = -1) -> tuple[list[int], list[float], list[dict[str, Any]]]:
         """Ids, log-probs and weight versions of one recorded stream."""
@@ -36,7 +45,10 @@ class EngineProxy:
             request.method, self._target + request.path_qs, data=content, headers=headers
         ) as answer:
             if not request.path.endswith("/generate") or answer.status != 200:
-                return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
+                body = await answer.read()
+                if request.path.endswith("/render") and answer.status == 200:
+                    body = json.dumps(self.rerender(json.loads(body))).encode()
+                return web.Response(body=body, status=answer.status, content_type=answer.content_type)
             return await self._stream(request, answer)
 
     async def _stream(self, request: web.Request, answer: Any) -> web.StreamResponse:

@@ -274,6 +274,14 @@ async def test_call_numbers_go_on_after_a_restart(tmp_path: Path, kafka: str, en
     assert calls[1].base_call_id is None
 
 
+async def test_the_models_are_those_of_the_engine(tmp_path: Path, kafka: str, engine: RunningEngine) -> None:
+    async with stand(tmp_path, kafka, engine.url) as gateway:
+        for url in (f"{gateway.base(new_id())}/models", f"{gateway.url}/v1/models"):
+            async with gateway.http.get(url) as response:
+                assert response.status == 200
+                assert [model["id"] for model in (await response.json())["data"]] == ["policy"]
+
+
 async def test_bad_requests_have_openais_shape(tmp_path: Path, kafka: str, engine: RunningEngine) -> None:
     session = new_id()
     async with stand(tmp_path, kafka, engine.url) as gateway:
@@ -284,8 +292,6 @@ async def test_bad_requests_have_openais_shape(tmp_path: Path, kafka: str, engin
         no_messages = await gateway.chat(base, messages="hello")
         too_long = await gateway.chat(base, messages=[{"role": "user", "content": "word " * 5000}])
         unknown = await gateway.chat(f"{base}/completions")
-        async with gateway.http.get(f"{base}/models") as response:
-            models = await response.json()
         async with gateway.http.post(f"{base}/chat/completions", data=b"{") as response:
             cut = await response.json()
     answers = [expired, forged, several, no_messages, too_long, unknown]
@@ -293,6 +299,5 @@ async def test_bad_requests_have_openais_shape(tmp_path: Path, kafka: str, engin
     assert all(answer.body["error"]["message"] and answer.body["error"]["type"] for answer in answers)
     assert "expired" in expired.body["error"]["message"] and several.body["error"]["param"] == "n"
     assert "not JSON" in cut["error"]["message"]
-    assert [model["id"] for model in models["data"]] == ["policy"]
     _, failed = await story(kafka, session)
     assert isinstance(failed, CallFailed) and not failed.infrastructure and failed.reason == "request_refused"

@@ -1,0 +1,81 @@
+"""An engine that is away, or goes away, is the infrastructure's fault in the record, also when the call is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from capture_stand import Engine, Log, token
+from engine_fixture import free_port
+from session_stories import completed, ending, fold, opened
+
+from gateway_app.capture import Call, Capture, Failure, classify
+from gateway_app.dialects.openai_chat import OpenAIChat
+from gateway_app.history import AttemptHistory
+from polar.engine.client import EngineClient, EngineError
+from polar.trajectories import assemble
+from schemas.sessions import CallDelivery, CallFailed, CallStarted
+
+REQUEST = OpenAIChat.parse(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}')
+
+
+async def start(url: str, log: Log, stop: asyncio.Event, hold_s: float = 30.0) -> Call:
+    async with EngineClient(url) as engine:
+        capture = Capture(engine, log, policy="policy", hold_s=hold_s)  # type: ignore[arg-type]
+        return await capture.start(token(), AttemptHistory(), REQUEST, "openai.chat", stop)
+
+
+async def test_a_request_that_waits_for_the_engine_is_on_the_log_and_waits_no_longer_than_its_client() -> None:
+    log, stop = Log(), asyncio.Event()
+    waiting = asyncio.create_task(start(f"http://127.0.0.1:{free_port()}", log, stop))
+    await log.holds(CallFailed)
+    assert not waiting.done()
+    stop.set()
+    with pytest.raises(Failure) as failure:
+        await asyncio.wait_for(waiting, 1.0)
+    begun, failed = log.records
+    assert failure.value.reason == "engine_unavailable" and failure.value.infrastructure
+    assert isinstance(begun, CallStarted) and begun.prompt_ids == b""
+    assert isinstance(failed, CallFailed) and failed.infrastructure and failed.call_id == begun.call_id
+
+
+async def test_a_request_goes_on_under_a_new_id_when_the_engine_is_back() -> None:
+    log, port = Log(), free_port()
+    waiting = asyncio.create_task(start(f"http://127.0.0.1:{port}", log, asyncio.Event()))
+    await log.holds(CallFailed)
+    async with Engine().running(port):
+        call = await asyncio.wait_for(waiting, 10)
+    first, failed, second = log.records
+    assert isinstance(first, CallStarted) and isinstance(failed, CallFailed) and isinstance(second, CallStarted)
+    assert first.call_id == failed.call_id != second.call_id == call.call_id == call.body["request_id"]
+    assert (first.number, second.number, second.base_call_id) == (0, 1, None)
+    end = [
+        msgspec.structs.replace(completed(1, [3]), call_id=call.call_id),
+        CallDelivery(session_id="s", attempt=0, call_id=call.call_id, delivered=True),
+    ]
+    assembly = assemble(fold([opened(), first, failed, second, *end, *ending()]))
+    assert assembly.verdict.usable and len(assembly.traces) == 1
+
+
+@pytest.mark.parametrize("away", [{"generate"}, {"abort_requests"}, {"generate", "abort_requests"}])
+async def test_a_call_stopped_while_the_engine_is_away_is_no_fault_of_the_agent(away: set[str]) -> None:
+    log, stop, engine = Log(), asyncio.Event(), Engine(*away)
+    async with engine.running() as url, EngineClient(url) as client:
+        capture = Capture(client, log, policy="policy", hold_s=30.0)  # type: ignore[arg-type]
+        call = await capture.start(token(), AttemptHistory(), REQUEST, "openai.chat", stop)
+        asyncio.get_running_loop().create_task(stop_after(engine.asked, stop))
+        with pytest.raises((EngineError, Failure)) as raised:
+            async with asyncio.timeout(10):
+                async for _ in call.pieces():
+                    pass
+    error: Any = raised.value
+    failure = error if isinstance(error, Failure) else classify(error)
+    assert (failure.reason, failure.infrastructure) == ("engine_unavailable", True)
+
+
+async def stop_after(asked: asyncio.Event, stop: asyncio.Event) -> None:
+    await asked.wait()
+    await asyncio.sleep(0.1)
+    stop.set()
