@@ -46,7 +46,7 @@ class Fates:
         return attempt <= self._assembled.get(session_id, -1)
 
     def lost(self, session_id: str, attempt: int) -> bool:
-        """Whether nobody is left who could close this attempt. False for one whose start is not known here, or that is done."""
+        """Whether nobody is left who could close this attempt. False for one that is done, or not known here."""
         if session_id not in self._runs:
             return False
         running, node_id, incarnation = self._runs[session_id]
