@@ -7,18 +7,25 @@ its prompt is [1 2 3 4 5 6].
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from polar.trajectories.story import CallStory, Story
-from schemas.packed import unpack_ids, unpack_logprobs
-from schemas.sessions import Sampling, VersionSpan
+from schemas.packed import IDS, unpack_ids, unpack_logprobs
+from schemas.sessions import CallStarted, Sampling, VersionSpan
 
 LOWEST_LOGPROB = -1000.0
 """No sampled token has a probability of e⁻¹⁰⁰⁰: engines write −9999 for what they could not compute."""
+
+
+MAX_WHOLE_IDS = 64 * 2**20
+"""Of a session's calls together, each with its whole prompt: about 800 MB while its traces are made."""
+
+
+class TooLarge(ValueError):
+    """A session whose calls have more than ``MAX_WHOLE_IDS`` ids."""
 
 
 class BrokenCall(ValueError):
@@ -38,9 +45,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     response_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: list[VersionSpan]
-    messages: list[Any]
-    message: dict[str, Any] | None
-    tools: list[Any] | None
     sampling: Sampling
     auxiliary: str | None
     finish_reason: str | None
@@ -61,8 +65,11 @@ def whole_calls(story: Story) -> list[Call]:
     """Every started call of the story, by number. ``delivered`` is told or inferred.
 
     A completed call whose delivery was never told counts as delivered when another call's prompt goes on from it.
-    Raises BrokenCall when a call's start or base is missing, or a base is shorter than what is kept of it.
+    Raises BrokenCall when a call's start or base is missing, or a base is shorter than what is kept of it; TooLarge
+    before anything is made whole.
     """
+    if (whole_ids := sum(map(_whole_ids, story.calls.values()))) > MAX_WHOLE_IDS:
+        raise TooLarge(f"its calls have {whole_ids} ids with their whole prompts, more than {MAX_WHOLE_IDS}")
     for call_id, link in story.calls.items():
         if link.started is None:
             raise BrokenCall(f"call {call_id}: its end is known, its start is not")
@@ -81,6 +88,12 @@ def check_logprobs(call: Call) -> None:
     if wrong.any():
         where = int(np.flatnonzero(wrong)[0])
         raise BrokenCall(f"call {call.number}: token {where} has log-prob {call.logprobs[where]}")
+
+
+def _whole_ids(link: CallStory) -> int:
+    """How many ids the call has with its whole prompt, if its base is as long as it says."""
+    prompt = 0 if link.started is None else max(0, link.started.kept_ids) + len(link.started.prompt_ids) // IDS.itemsize
+    return prompt + (0 if link.completed is None else len(link.completed.response_ids) // IDS.itemsize)
 
 
 def _chain(story: Story, call: CallStory, done: dict[str, Call]) -> list[CallStory]:
@@ -105,13 +118,9 @@ def _chain(story: Story, call: CallStory, done: dict[str, Call]) -> list[CallSto
 def _whole(link: CallStory, calls: dict[str, Call]) -> Call:
     started, completed = link.started, link.completed
     assert started is not None
-    prompt_ids, messages, tools = unpack_ids(started.prompt_ids), started.messages, started.tools
+    prompt_ids = unpack_ids(started.prompt_ids)
     if started.base_call_id is not None:
-        base = calls[started.base_call_id]
-        prompt_ids = np.concatenate([_kept(started.number, base.ids, started.kept_ids), prompt_ids])
-        history = base.messages + ([base.message] if base.message is not None else [])
-        messages = [*_kept(started.number, history, started.kept_messages), *messages]
-        tools = base.tools if tools is None else tools
+        prompt_ids = np.concatenate([_kept(started, calls[started.base_call_id]), prompt_ids])
     empty = np.empty(0, np.int32)
     return Call(
         call_id=started.call_id,
@@ -120,9 +129,6 @@ def _whole(link: CallStory, calls: dict[str, Call]) -> Call:
         response_ids=empty if completed is None else unpack_ids(completed.response_ids),
         logprobs=empty.astype(np.float32) if completed is None else unpack_logprobs(completed.logprobs),
         versions=[] if completed is None else completed.weight_versions,
-        messages=messages,
-        message=None if completed is None else completed.message,
-        tools=tools,
         sampling=started.sampling,
         auxiliary=started.auxiliary,
         finish_reason=None if completed is None else completed.finish_reason,
@@ -130,10 +136,11 @@ def _whole(link: CallStory, calls: dict[str, Call]) -> Call:
     )
 
 
-def _kept(number: int, base: Any, count: int) -> Any:
-    if not 0 <= count <= len(base):
-        raise BrokenCall(f"call {number}: it keeps {count} of its base, which has {len(base)}")
-    return base[:count]
+def _kept(started: CallStarted, base: Call) -> NDArray[np.int32]:
+    ids, kept = base.ids, started.kept_ids
+    if not 0 <= kept <= len(ids):
+        raise BrokenCall(f"call {started.number}: it keeps {kept} of its base, which has {len(ids)}")
+    return ids[:kept]
 
 
 def _with_delivery(call: Call, link: CallStory, calls: Iterable[Call]) -> Call:
