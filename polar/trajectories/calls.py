@@ -6,8 +6,6 @@ its prompt is [1 2 3 4 5 6].
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +62,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def whole_calls(story: Story) -> list[Call]:
     """Every started call of the story, by number. ``delivered`` is told or inferred.
 
-    A completed call whose delivery was never told counts as delivered when another call's prompt goes on from it.
+    A completed call whose delivery was never told counts as delivered when the prompt of a later call goes on from it,
+    unless that prompt's tokens are those of another delivered call: an agent that asked again may be given the same
+    sample, which is trained once. Of such calls one that was told wins, then the last.
+
     Raises BrokenCall when a call's start or base is missing, or a base is shorter than what is kept of it; TooLarge
     before anything is made whole.
     """
@@ -79,7 +80,8 @@ def whole_calls(story: Story) -> list[Call]:
             assert link.started is not None
             calls[link.started.call_id] = _whole(link, calls)
     ordered = [calls[c.started.call_id] for c in story.in_order() if c.started is not None]
-    return [_with_delivery(call, story.calls[call.call_id], ordered) for call in ordered]
+    delivered = _delivered(story, ordered)
+    return [msgspec.structs.replace(call, delivered=call.call_id in delivered) for call in ordered]
 
 
 def check_logprobs(call: Call) -> None:
@@ -143,14 +145,36 @@ def _kept(started: CallStarted, base: Call) -> NDArray[np.int32]:
     return ids[:kept]
 
 
-def _with_delivery(call: Call, link: CallStory, calls: Iterable[Call]) -> Call:
-    if link.completed is None:
-        return call
-    if link.delivery is not None:
-        delivered = link.delivery.delivered
-    else:
-        delivered = any(is_prefix(call.ids, other.prompt_ids) for other in calls if other is not call)
-    return msgspec.structs.replace(call, delivered=delivered)
+def _delivered(story: Story, calls: list[Call]) -> dict[str, Call]:
+    """Those of ``calls`` that were delivered, by id."""
+    delivered: dict[str, Call] = {}
+    untold: list[int] = []
+    for place, call in enumerate(calls):
+        link = story.calls[call.call_id]
+        if link.completed is None:
+            continue
+        if link.delivery is None:
+            untold.append(place)
+        elif link.delivery.delivered:
+            delivered[call.call_id] = call
+    for place in reversed(untold):
+        if any(_went_on(calls[place], later, delivered) for later in calls[place + 1 :]):
+            delivered[calls[place].call_id] = calls[place]
+    return delivered
+
+
+def _went_on(call: Call, later: Call, delivered: dict[str, Call]) -> bool:
+    """Whether ``later`` holds what ``call`` sampled, and nothing of it was sampled by a ``delivered`` call there."""
+    prompt = later.prompt_ids
+    return is_prefix(call.ids, prompt) and not any(
+        _overlap(call, other) and is_prefix(other.ids, prompt) for other in delivered.values()
+    )
+
+
+def _overlap(a: Call, b: Call) -> bool:
+    """Whether both sampled a token at the same position."""
+    begins = max(len(a.prompt_ids), len(b.prompt_ids))
+    return begins < min(len(a.prompt_ids) + len(a.response_ids), len(b.prompt_ids) + len(b.response_ids))
 
 
 def is_prefix(ids: NDArray[np.int32], of: NDArray[np.int32]) -> bool:
