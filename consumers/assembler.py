@@ -23,7 +23,7 @@ from polar.trajectories.assembly import Assembly
 from polar.trajectories.fates import FOLLOWED, Fates
 from polar.trajectories.open_sessions import OpenSessions
 from streams.codec import types_of
-from streams.consumer import GroupReader, Reader
+from streams.consumer import GroupReader, Reader, Received
 from streams.producer import Producer
 from streams.topics import SCHEDULER, SESSIONS, TRACES
 
@@ -66,7 +66,8 @@ class Assembler:
         received = await members.poll(POLL_S)
         await self._follow(follower)
         now_s = time.monotonic()
-        for one in received:
+        # Partitions may have gone while the fates were read.
+        for one in members.still_ours(received):
             self._sessions.add(one.partition, one.offset, one.record, now_s)
         verdicts = self._sessions.ready(now_s)
         if verdicts or not received:
@@ -75,7 +76,14 @@ class Assembler:
     async def _follow(self, follower: Reader) -> None:
         """Reads the fates on; to the end, where partitions came that another member may have written about."""
         stale, self._fates_are_stale = self._fates_are_stale, False
-        for one in await follower.read_to_end() if stale else await follower.poll(0.0):
+        if stale:
+            async for chunk in follower.chunks_to_end():
+                self._fold(chunk)
+        else:
+            self._fold(await follower.poll(0.0))
+
+    def _fold(self, chunk: list[Received]) -> None:
+        for one in chunk:
             self._fates.add(one.record)
 
     async def _write(self, producer: Producer, verdicts: list[Assembly]) -> None:

@@ -58,7 +58,8 @@ class Scheduler:
     async def catch_up(self) -> None:
         """Folds the whole log. Raises KafkaUnavailable if its end cannot be reached."""
         await self._read_back(self._pulse.positions()[SCHEDULER, 0])
-        self._fold(await self._reader.read_to_end())
+        async for chunk in self._reader.chunks_to_end():
+            self._fold(chunk)
         log.info("caught up: %d nodes, %d groups not settled", len(self._state.nodes), len(self._state.groups))
 
     async def step(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import Literal
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.structs import ConsumerRecord
 
 from streams.errors import OffsetLost, StreamError
 from streams.polling import SLICE_S, Polling, Received
@@ -177,8 +178,23 @@ class GroupReader(Polling):
         """The partitions that this member has now."""
         return {(tp.topic, tp.partition) for tp in self._client().assignment()}
 
+    def still_ours(self, received: Collection[Received]) -> list[Received]:
+        """Those of the last poll's records whose partitions have not been revoked since.
+
+        A partition that went and came back is read again from what is committed, so its records are left out too.
+        """
+        return [one for one in received if (one.topic, one.partition) not in self._listener.revoked]
+
     async def _begin(self) -> None:
         self._client().subscribe(self._topics, listener=self._listener)
+
+    async def _fetched(
+        self, client: AIOKafkaConsumer, timeout_s: float, max_records: int
+    ) -> dict[TopicPartition, list[ConsumerRecord]] | None:
+        batches = await super()._fetched(client, timeout_s, max_records)
+        # During a rebalance aiokafka returns nothing, so these are of the partitions that are ours at this moment.
+        self._listener.revoked.clear()
+        return batches
 
     async def _received(self, timeout_s: float, max_records: int) -> list[Received]:
         received = await super()._received(timeout_s, max_records)
@@ -189,15 +205,19 @@ class GroupReader(Polling):
 
 
 class _Listener(ConsumerRebalanceListener):
-    """``calling`` names the callback that is running, or that has raised, which aiokafka only logs."""
+    """``calling`` names the callback that is running, or that has raised, which aiokafka only logs.
+
+    ``revoked`` collects the partitions that went, until its reader clears it.
+    """
 
     def __init__(self, on_revoked: Rebalance | None, on_assigned: Rebalance | None) -> None:
         self._on_revoked = on_revoked
         self._on_assigned = on_assigned
-
         self.calling: str | None = None
+        self.revoked: set[Partition] = set()
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self.revoked |= {(tp.topic, tp.partition) for tp in revoked}
         await self._call("on_revoked", self._on_revoked, revoked)
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:

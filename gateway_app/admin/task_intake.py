@@ -47,8 +47,9 @@ class TaskIntake:
     async def catch_up(self, bootstrap: str, source: str) -> None:
         """Reads the whole topic. Raises KafkaUnavailable."""
         async with Reader(bootstrap, [TASKS], source=source, start="beginning") as reader:
-            for received in await reader.read_to_end():
-                self.fold(received.record)
+            async for chunk in reader.chunks_to_end():
+                for received in chunk:
+                    self.fold(received.record)
 
     def fold(self, record: TaskRecord) -> None:
         match record:

@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from polar.trajectories.builders import BUILDERS, Sequenced
-from polar.trajectories.calls import BrokenCall, Call, check_logprobs, whole_calls
+from polar.trajectories.calls import BrokenCall, Call, TooLarge, check_logprobs, whole_calls
 from polar.trajectories.story import Story
 from schemas.ids import trace_id
 from schemas.packed import pack_ids, pack_logprobs, pack_mask
@@ -83,6 +83,8 @@ def _traces(story: Story) -> list[Trace]:
         calls = whole_calls(story)
         for call in calls:
             check_logprobs(call)
+    except TooLarge as large:
+        raise Unusable(str(large), infrastructure=False) from None
     except BrokenCall as broken:
         raise Unusable(str(broken), infrastructure=True) from None
     _check_calls(story, calls)

@@ -6,19 +6,24 @@ its prompt is [1 2 3 4 5 6].
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from polar.trajectories.story import CallStory, Story
-from schemas.packed import unpack_ids, unpack_logprobs
-from schemas.sessions import Sampling, VersionSpan
+from schemas.packed import IDS, unpack_ids, unpack_logprobs
+from schemas.sessions import CallStarted, Sampling, VersionSpan
 
 LOWEST_LOGPROB = -1000.0
 """No sampled token has a probability of e⁻¹⁰⁰⁰: engines write −9999 for what they could not compute."""
+
+
+MAX_WHOLE_IDS = 64 * 2**20
+"""Of a session's calls together, each with its whole prompt: about 800 MB while its traces are made."""
+
+
+class TooLarge(ValueError):
+    """A session whose calls have more than ``MAX_WHOLE_IDS`` ids."""
 
 
 class BrokenCall(ValueError):
@@ -38,9 +43,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     response_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: list[VersionSpan]
-    messages: list[Any]
-    message: dict[str, Any] | None
-    tools: list[Any] | None
     sampling: Sampling
     auxiliary: str | None
     finish_reason: str | None
@@ -60,9 +62,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 def whole_calls(story: Story) -> list[Call]:
     """Every started call of the story, by number. ``delivered`` is told or inferred.
 
-    A completed call whose delivery was never told counts as delivered when another call's prompt goes on from it.
-    Raises BrokenCall when a call's start or base is missing, or a base is shorter than what is kept of it.
+    A completed call whose delivery was never told counts as delivered when the prompt of a later call goes on from it,
+    unless that prompt's tokens are those of another delivered call: an agent that asked again may be given the same
+    sample, which is trained once. Of such calls one that was told wins, then the last.
+
+    Raises BrokenCall when a call's start or base is missing, or a base is shorter than what is kept of it; TooLarge
+    before anything is made whole.
     """
+    if (whole_ids := sum(map(_whole_ids, story.calls.values()))) > MAX_WHOLE_IDS:
+        raise TooLarge(f"its calls have {whole_ids} ids with their whole prompts, more than {MAX_WHOLE_IDS}")
     for call_id, link in story.calls.items():
         if link.started is None:
             raise BrokenCall(f"call {call_id}: its end is known, its start is not")
@@ -72,7 +80,8 @@ def whole_calls(story: Story) -> list[Call]:
             assert link.started is not None
             calls[link.started.call_id] = _whole(link, calls)
     ordered = [calls[c.started.call_id] for c in story.in_order() if c.started is not None]
-    return [_with_delivery(call, story.calls[call.call_id], ordered) for call in ordered]
+    delivered = _delivered(story, ordered)
+    return [msgspec.structs.replace(call, delivered=call.call_id in delivered) for call in ordered]
 
 
 def check_logprobs(call: Call) -> None:
@@ -81,6 +90,12 @@ def check_logprobs(call: Call) -> None:
     if wrong.any():
         where = int(np.flatnonzero(wrong)[0])
         raise BrokenCall(f"call {call.number}: token {where} has log-prob {call.logprobs[where]}")
+
+
+def _whole_ids(link: CallStory) -> int:
+    """How many ids the call has with its whole prompt, if its base is as long as it says."""
+    prompt = 0 if link.started is None else max(0, link.started.kept_ids) + len(link.started.prompt_ids) // IDS.itemsize
+    return prompt + (0 if link.completed is None else len(link.completed.response_ids) // IDS.itemsize)
 
 
 def _chain(story: Story, call: CallStory, done: dict[str, Call]) -> list[CallStory]:
@@ -105,13 +120,9 @@ def _chain(story: Story, call: CallStory, done: dict[str, Call]) -> list[CallSto
 def _whole(link: CallStory, calls: dict[str, Call]) -> Call:
     started, completed = link.started, link.completed
     assert started is not None
-    prompt_ids, messages, tools = unpack_ids(started.prompt_ids), started.messages, started.tools
+    prompt_ids = unpack_ids(started.prompt_ids)
     if started.base_call_id is not None:
-        base = calls[started.base_call_id]
-        prompt_ids = np.concatenate([_kept(started.number, base.ids, started.kept_ids), prompt_ids])
-        history = base.messages + ([base.message] if base.message is not None else [])
-        messages = [*_kept(started.number, history, started.kept_messages), *messages]
-        tools = base.tools if tools is None else tools
+        prompt_ids = np.concatenate([_kept(started, calls[started.base_call_id]), prompt_ids])
     empty = np.empty(0, np.int32)
     return Call(
         call_id=started.call_id,
@@ -120,9 +131,6 @@ def _whole(link: CallStory, calls: dict[str, Call]) -> Call:
         response_ids=empty if completed is None else unpack_ids(completed.response_ids),
         logprobs=empty.astype(np.float32) if completed is None else unpack_logprobs(completed.logprobs),
         versions=[] if completed is None else completed.weight_versions,
-        messages=messages,
-        message=None if completed is None else completed.message,
-        tools=tools,
         sampling=started.sampling,
         auxiliary=started.auxiliary,
         finish_reason=None if completed is None else completed.finish_reason,
@@ -130,20 +138,43 @@ def _whole(link: CallStory, calls: dict[str, Call]) -> Call:
     )
 
 
-def _kept(number: int, base: Any, count: int) -> Any:
-    if not 0 <= count <= len(base):
-        raise BrokenCall(f"call {number}: it keeps {count} of its base, which has {len(base)}")
-    return base[:count]
+def _kept(started: CallStarted, base: Call) -> NDArray[np.int32]:
+    ids, kept = base.ids, started.kept_ids
+    if not 0 <= kept <= len(ids):
+        raise BrokenCall(f"call {started.number}: it keeps {kept} of its base, which has {len(ids)}")
+    return ids[:kept]
 
 
-def _with_delivery(call: Call, link: CallStory, calls: Iterable[Call]) -> Call:
-    if link.completed is None:
-        return call
-    if link.delivery is not None:
-        delivered = link.delivery.delivered
-    else:
-        delivered = any(is_prefix(call.ids, other.prompt_ids) for other in calls if other is not call)
-    return msgspec.structs.replace(call, delivered=delivered)
+def _delivered(story: Story, calls: list[Call]) -> dict[str, Call]:
+    """Those of ``calls`` that were delivered, by id."""
+    delivered: dict[str, Call] = {}
+    untold: list[int] = []
+    for place, call in enumerate(calls):
+        link = story.calls[call.call_id]
+        if link.completed is None:
+            continue
+        if link.delivery is None:
+            untold.append(place)
+        elif link.delivery.delivered:
+            delivered[call.call_id] = call
+    for place in reversed(untold):
+        if any(_went_on(calls[place], later, delivered) for later in calls[place + 1 :]):
+            delivered[calls[place].call_id] = calls[place]
+    return delivered
+
+
+def _went_on(call: Call, later: Call, delivered: dict[str, Call]) -> bool:
+    """Whether ``later`` holds what ``call`` sampled, and nothing of it was sampled by a ``delivered`` call there."""
+    prompt = later.prompt_ids
+    return is_prefix(call.ids, prompt) and not any(
+        _overlap(call, other) and is_prefix(other.ids, prompt) for other in delivered.values()
+    )
+
+
+def _overlap(a: Call, b: Call) -> bool:
+    """Whether both sampled a token at the same position."""
+    begins = max(len(a.prompt_ids), len(b.prompt_ids))
+    return begins < min(len(a.prompt_ids) + len(a.response_ids), len(b.prompt_ids) + len(b.response_ids))
 
 
 def is_prefix(ids: NDArray[np.int32], of: NDArray[np.int32]) -> bool:

@@ -2,6 +2,7 @@
 
 Only the highest attempt counts: its first event makes every lower attempt void, and events of a lower one are ignored.
 Folding the same events in another order, or some of them again, gives an equal story.
+Traces are made of ids, so of a call's messages and tools nothing is kept.
 """
 
 from __future__ import annotations
@@ -86,10 +87,12 @@ class Story(msgspec.Struct):
         call = self.calls.setdefault(record.call_id, CallStory())
         match record:
             case CallStarted():
+                record = msgspec.structs.replace(record, messages=[], tools=None)
                 if call.started is None:
                     self.packed_bytes += len(record.prompt_ids)
                 call.started = _settle(call.started, record)
             case CallCompleted():
+                record = msgspec.structs.replace(record, message={}, usage={})
                 if call.completed is None:
                     self.packed_bytes += len(record.response_ids) + len(record.logprobs)
                 call.completed = _settle(call.completed, record)

@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import zip_longest
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -19,7 +21,7 @@ from polar.trajectories import Story, assemble
 from schemas.ids import new_id
 from schemas.scheduling import SessionAssembled
 from schemas.traces import Trace
-from streams.consumer import Reader
+from streams.consumer import GroupReader, Reader
 from streams.producer import Producer
 from streams.topics import SCHEDULER, SESSIONS, TRACES
 
@@ -136,6 +138,35 @@ async def test_a_second_member_takes_over_half_and_then_all_of_the_partitions(ka
                 second.send_signal(signal.SIGTERM)
                 assert await second.wait() == 0
     check(seen, calm(stories), names)
+
+
+async def test_records_of_partitions_that_go_while_the_fates_are_read_are_left_out(kafka, tmp_path):
+    assembler = Assembler(Settings(kafka_bootstrap=kafka, run_dir=tmp_path))
+    assembler._fates_are_stale = False
+    member = partial(GroupReader, kafka, [SESSIONS], group_id=new_id(), source="test")
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        Producer(kafka, source="test") as producer,
+        member(on_revoked=assembler._on_revoked) as first,
+        AsyncExitStack() as members,
+    ):
+        await producer.send(SESSIONS, opened(new_id()))
+        while not (received := await first.poll()):
+            pass
+
+        async def rebalance(timeout_s):
+            second = await members.enter_async_context(member())
+            while not second.assignment():
+                await second.poll(0.1)
+            return []
+
+        async def poll(timeout_s):
+            return received
+
+        polled = SimpleNamespace(poll=poll, still_ours=first.still_ours)
+        assert first.still_ours(received) == received
+        await assembler._step(producer, SimpleNamespace(poll=rebalance), polled)
+    assert len(assembler._sessions) == 0 and assembler._sessions.positions() == {}
 
 
 async def test_a_lost_call_is_waited_for_and_the_session_runs_again(kafka, tmp_path):

@@ -13,14 +13,19 @@ from session_stories import call, completed, delivery, ending, fold, opened, sam
 from polar.trajectories import BUILDERS, assemble, whole_calls
 from polar.trajectories.builders import per_request, prefix_merging
 from schemas.packed import unpack_ids, unpack_logprobs, unpack_mask
+from schemas.sessions import CallDelivery
 
 ids = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 
 @st.composite
 def conversations(draw):
-    """Calls that go on from, edit, retry or ignore earlier ones, over three tokens so that prefixes collide."""
+    """Calls that go on from, edit, retry or ignore earlier ones, over three tokens so that prefixes collide.
+
+    Of some it was never told whether they were delivered.
+    """
     wholes: list[list[int]] = []
+    asked: list[tuple[list[int], list[int]]] = []
     records = []
     for number in range(1, draw(st.integers(1, 7)) + 1):
         prompt = draw(ids)
@@ -29,10 +34,14 @@ def conversations(draw):
             keep = draw(st.one_of(st.just(len(history)), st.integers(0, len(history))))
             prompt = history[:keep] + draw(st.lists(st.integers(0, 2), max_size=2)) or prompt
         response = draw(ids)
+        if asked and draw(st.integers(0, 3)) == 0:
+            prompt, response = draw(st.sampled_from(asked))
+        asked.append((prompt, response))
         wholes.append(prompt + response)
         auxiliary = draw(st.sampled_from([None, None, None, "title"]))
         records += [started(number, prompt, auxiliary=auxiliary), completed(number, response, version=number % 3)]
-        records.append(delivery(number, draw(st.sampled_from([True, True, True, False]))))
+        if (delivered := draw(st.sampled_from([True, True, True, False, None]))) is not None:
+            records.append(delivery(number, delivered))
     return records
 
 
@@ -67,6 +76,43 @@ def test_each_delivered_token_is_trained_exactly_once(records):
                 expected[(c.call_id, token, logprob, c.versions[0].version)] += 1
     assert trained(per_request(calls)) == expected
     assert trained(prefix_merging(calls)) == expected
+
+
+def sampled(c):
+    """The tokens that a call sampled, each as all ids up to it."""
+    whole = c.ids.tolist()
+    return {tuple(whole[: n + 1]) for n in range(len(c.prompt_ids), len(whole))}
+
+
+@given(conversations())
+def test_a_call_whose_delivery_is_inferred_has_no_twin_that_is_trained_too(records):
+    calls = [c for c in calls_of(records) if c.delivered]
+    told = {record.call_id for record in records if isinstance(record, CallDelivery)}
+    for inferred in (c for c in calls if c.call_id not in told):
+        twins = [c for c in calls if c is not inferred and c.ids.tolist() == inferred.ids.tolist()]
+        assert not any(sampled(inferred) & sampled(twin) for twin in twins)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "delivered"),
+    [
+        ([], [], [False, True, True]),
+        ([delivery(1)], [], [True, False, True]),
+        ([], [delivery(2)], [False, True, True]),
+        ([delivery(1, False)], [], [False, True, True]),
+        ([delivery(1)], [delivery(2)], [True, True, True]),
+    ],
+)
+def test_of_a_sample_that_came_twice_what_was_told_counts_and_else_the_last(first, second, delivered):
+    records = [started(1, [1]), completed(1, [2, 3]), *first, started(2, [1]), completed(2, [2, 3]), *second]
+    assert [c.delivered for c in calls_of([*records, *call(3, [1, 2, 3, 4], [5])])] == delivered
+
+
+def test_a_retry_that_was_given_more_of_the_same_sample_counts_alone():
+    cut = [started(1, [1]), completed(1, [2]), started(2, [1]), completed(2, [2, 3])]
+    assert [c.delivered for c in calls_of([*cut, *call(3, [1, 2, 3, 4], [5])])] == [False, True, True]
+    other = [started(4, [1, 2, 9]), completed(4, [5]), delivery(4)]
+    assert [c.delivered for c in calls_of([*cut, *call(3, [1, 2, 3, 4], [5]), *other])] == [True, True, True, True]
 
 
 @given(conversations())

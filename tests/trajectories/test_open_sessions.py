@@ -8,7 +8,7 @@ from session_stories import call, completed, delivery, ending, opened, same, ses
 
 from polar.trajectories.fates import FOLLOWED, Fates
 from polar.trajectories.open_sessions import OpenSessions
-from schemas.scheduling import NodeLost, NodeRegistered, Run, SessionAssembled
+from schemas.scheduling import NodeLost, NodeRegistered, Run, SessionAssembled, SessionFinished
 
 GRACE_S = 5.0
 
@@ -149,6 +149,18 @@ def test_a_session_that_was_closed_before_its_node_was_lost_keeps_its_verdict():
     assert [a.verdict.usable for a in sessions.ready(0.0)] == [True]
 
 
+def test_a_finished_session_keeps_its_verdict_when_its_node_comes_back_before_its_end_is_read():
+    finished = SessionFinished(node_id="node-1", incarnation="i1", session_id="s", attempt=0, outcome="completed")
+    for end in (NodeLost(node_id="node-1", incarnation="i1", reason="lease"), node("i2")):
+        sessions = OpenSessions(fates(node(), run("s"), finished, end), GRACE_S)
+        *before, closed = session("s", calls=1)
+        for offset, record in enumerate(before):
+            sessions.add(0, offset, record, now_s=0.0)
+        assert sessions.ready(0.0) == [] and len(sessions) == 1
+        sessions.add(0, len(before), closed, now_s=1.0)
+        assert [a.verdict.usable for a in sessions.ready(1.0)] == [True]
+
+
 def test_a_session_that_grows_too_large_is_given_up_with_a_reason():
     sessions = OpenSessions(Fates(), GRACE_S, max_session_bytes=40)
     for offset, record in enumerate([opened(), *call(1, range(20), [1])]):
@@ -178,5 +190,5 @@ def test_partitions_that_go_are_forgotten():
 
 
 def test_fates_names_the_record_types_that_it_follows():
-    followed = (Run, NodeRegistered, NodeLost, SessionAssembled)
+    followed = (Run, NodeRegistered, NodeLost, SessionFinished, SessionAssembled)
     assert {kind.__struct_config__.tag for kind in followed} == FOLLOWED
