@@ -7,13 +7,13 @@ over the seeds; ``control_after`` is the control's. The lists hold each seed's o
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from polar.admin_api import ApiError
@@ -35,20 +35,19 @@ def main() -> int:
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error("--seeds must be at least 1")
-    console = Console(stderr=True)
-    configs = [
-        DemoConfig(seed=seed, steps=options.steps, learning_rate=options.learning_rate) for seed in range(options.seeds)
-    ]
-    configs.append(DemoConfig(seed=0, steps=options.steps, learning_rate=0.0))
+    console = Console(stderr=True, soft_wrap=True)
     results = []
     with stopping_by_signal():
         try:
-            for config in configs:
-                folder = options.run_dir / (f"seed-{config.seed}" if config.learning_rate else "control")
+            for name, config in runs(options.seeds, options.steps, options.learning_rate).items():
+                folder = options.run_dir / name
                 console.print(f"seed {config.seed}, learning rate {config.learning_rate:g}, in {folder}")
                 results.append(run_demo(config, folder, console))
         except (SettingsError, SupervisorError, ApiError, DemoError) as error:
             console.print(f"error: {error}", markup=False)
+            return 1
+        except OSError as error:
+            console.print(f"error: {error.filename or options.run_dir}: {error.strerror or error}", markup=False)
             return 1
         except KeyboardInterrupt:
             return 130
@@ -56,12 +55,18 @@ def main() -> int:
     for name, value in {} if options.json else found.items():
         print(f"{name:<18}{value}")
     if options.json:
-        print(json.dumps(found))
+        print(msgspec.json.encode(found).decode())
     return 0
 
 
+def runs(seeds: int, steps: int, learning_rate: float) -> dict[str, DemoConfig]:
+    """Each run by the name of its folder, the control last."""
+    configs = {f"seed-{seed}": DemoConfig(seed=seed, steps=steps, learning_rate=learning_rate) for seed in range(seeds)}
+    return {**configs, "control": DemoConfig(seed=0, steps=steps, learning_rate=0.0)}
+
+
 def summarise(seeds: list[DemoResult], control: DemoResult) -> dict[str, Any]:
-    """The JSON object."""
+    """The JSON object; NaN, which JSON writes as null, where no session was scored."""
     before = [result.pass_at_1_before for result in seeds]
     after = [result.pass_at_1_after for result in seeds]
     return {

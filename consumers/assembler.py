@@ -17,7 +17,7 @@ import logging
 import sys
 import time
 
-from consumers.process import run_process
+from consumers.process import run_process, say_ready
 from polar.settings import Settings
 from polar.trajectories.assembly import Assembly
 from polar.trajectories.fates import FOLLOWED, Fates
@@ -110,6 +110,7 @@ class Assembler:
     def _on_assigned(self, partitions: set[tuple[str, int]]) -> None:
         self._fates_are_stale = True
         log.info("has partitions %s", sorted(partition for _, partition in partitions))
+        say_ready()
 
 
 def _report(assembly: Assembly) -> None:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import sys
 
-from consumers.process import run_process
+from consumers.process import run_process, say_ready
 from polar.batching.former import Action, Batch, State, evolve, resume, safe_offsets
 from polar.settings import Settings
 from streams.admin import topic_lag
@@ -110,6 +110,7 @@ async def form_batches(settings: Settings, stop: asyncio.Event) -> None:
         log.info("goes on after %s, from %s", state.sealed or "nothing", start or "the beginning")
         async with Reader(bootstrap, [TRACES], source=SOURCE, start=start, dead_letters=True) as reader:
             batcher = Batcher(state, producer)
+            say_ready()
             while not stop.is_set():
                 await batcher.take(await reader.poll(timeout_s=POLL_S, max_records=POLL_RECORDS))
 

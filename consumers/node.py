@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from consumers.node_sessions import Action, Key, NodeSessions
 from consumers.node_stages import LiveSession, Services
+from consumers.process import run_process, say_ready
 from polar.runtimes.local import LocalRuntime
 from polar.runtimes.runtime import RuntimeFault
 from polar.session_token import load_secret
-from polar.settings import Settings, SettingsError, from_environment
+from polar.settings import Settings, SettingsError
 from schemas.ids import new_id
 from schemas.scheduling import Cancel, Drain, NodeHeartbeat, NodeLost, NodeRegistered, Prewarm, Run
 from streams.consumer import Reader
-from streams.errors import StreamError
 from streams.producer import Producer
 from streams.topics import SCHEDULER
 
@@ -175,6 +174,7 @@ async def run_node(settings: Settings, stop: asyncio.Event) -> None:
     async with Producer(settings.kafka_bootstrap, source=source) as producer:
         services = Services(producer, runtime, load_secret(settings), settings.gateway_url)
         async with Reader(settings.kafka_bootstrap, [SCHEDULER], source=source, start="end") as reader:
+            say_ready()
             while not stop.is_set():
                 try:
                     await Incarnation(settings, services, reader).serve(stop)
@@ -186,34 +186,5 @@ async def run_node(settings: Settings, stop: asyncio.Event) -> None:
                     await asyncio.to_thread(runtime.clear)
 
 
-async def _main() -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await run_node(from_environment(), stop)
-
-
-EXPECTED = (SettingsError, RuntimeFault, StreamError, Superseded, OSError)
-
-
-def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    try:
-        asyncio.run(_main())
-    except (*EXPECTED, ExceptionGroup) as error:
-        first = _first(error)
-        if not isinstance(first, EXPECTED):
-            raise
-        log.error("%s", first)
-        return 1
-    return 0
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_process("node", run_node, (RuntimeFault, Superseded, OSError)))

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from typing import get_args
 
-from consumers.process import run_process
+from consumers.process import run_process, say_ready
 from polar.scheduling.decider import Pace, decide
 from polar.scheduling.leases import Leases
 from polar.scheduling.state import State, evolve
@@ -138,6 +138,7 @@ async def schedule(settings: Settings, stop: asyncio.Event) -> None:
     ):
         scheduler = Scheduler(settings, producer, reader, pulse)
         await scheduler.catch_up()
+        say_ready()
         while not stop.is_set():
             await scheduler.step()
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 
+from consumers.process import run_process, say_ready
 from polar.grpo.batch import BatchAssembly
 from polar.grpo.errors import TrainingError
 from polar.grpo.trainer import GrpoTrainer, must_publish
-from polar.settings import Settings, SettingsError, from_environment
+from polar.settings import Settings
 from schemas.weights import WeightsPublished
 from streams.consumer import Reader
-from streams.errors import StreamError
 from streams.producer import Producer
 from streams.topics import BATCHES, WEIGHTS
 
@@ -44,6 +43,7 @@ async def _train(settings: Settings, stop: asyncio.Event, trainer: GrpoTrainer, 
     start = {} if trainer.next_offset is None else {(BATCHES, 0): trainer.next_offset}
     assembly = BatchAssembly(settings.policy, trainer.version + 1)
     async with Reader(settings.kafka_bootstrap, [BATCHES], source=SOURCE, start=start) as reader:
+        say_ready()
         while not stop.is_set():
             for received in await reader.poll(POLL_S):
                 if (batch := assembly.add(received.record)) is None:
@@ -74,22 +74,9 @@ def _summary(metrics: dict[str, float]) -> str:
     return ", ".join([*figures, f"{metrics['tokens']:.0f} tokens in {metrics['seconds']:.1f} s"])
 
 
-async def _serve(settings: Settings) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await run(settings, stop)
-
-
 def main() -> int:
     """The service. Exit status 1, after one line that says why, when it cannot go on."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    try:
-        asyncio.run(_serve(from_environment()))
-    except (SettingsError, TrainingError, StreamError) as error:
-        log.error("%s", error)
-        return 1
-    return 0
+    return run_process(SOURCE, run, (TrainingError,))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consumers.process import run_process
+from consumers.process import run_process, say_ready
 from polar.engine.client import EngineClient, EngineError
 from polar.settings import Settings
 from schemas.packed import unpack_ids, unpack_logprobs
@@ -137,6 +137,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     ):
         loader = WeightLoader(engine, producer)
         published = newest(None, await reader.read_to_end(), settings.policy)
+        say_ready()
         while not stop.is_set():
             if published is not None:
                 await loader.ensure(published)

@@ -13,13 +13,15 @@ import msgspec
 
 from polar.admin_api import LATEST
 from polar.settings import Settings, SettingsError, from_environment, to_environment
-from polar.supervisor import Service, Supervisor, SupervisorError
+from polar.supervisor import READY, Service, Supervisor, SupervisorError
 
 PORT_RANGE = range(20_000, 32_000)
 """Below Linux's ephemeral ports, so that no outgoing connection takes one while its service restarts."""
 
 MODEL_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 CONSUMERS = ("scheduler", "node", "assembler", "batcher", "trainer", "weight_loader")
+START_S = 300.0
+"""For loading a model, and for reading a long log from its beginning."""
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +77,9 @@ def services(settings: Settings, ports: Ports) -> list[Service]:
         result.append(Service(name="kafka", argv=argv, ready_line=settings.kafka_bootstrap, stop_s=20.0))
     if ports.engine:
         url = f"{settings.engine_url}/health"
-        result.append(Service(name="engine", argv=[*python, "polar.engine"], ready_url=url, ready_s=300.0, stop_s=15.0))
+        result.append(
+            Service(name="engine", argv=[*python, "polar.engine"], ready_url=url, ready_s=START_S, stop_s=15.0)
+        )
     kafka = ("kafka",) if ports.kafka else ()
     engine = ("engine",) if ports.engine else ()
     admin_url, gateway_url = (f"http://127.0.0.1:{port}/health" for port in (ports.admin, ports.gateway))
@@ -85,7 +89,8 @@ def services(settings: Settings, ports: Ports) -> list[Service]:
     result.append(Service(name="gateway", argv=[*python, "gateway_app.gateway"], needs=needs, ready_url=gateway_url))
     for name in CONSUMERS:
         needs = (*kafka, "admin", "gateway") if name in ("node", "weight_loader") else (*kafka, "admin")
-        result.append(Service(name=name, argv=[*python, f"consumers.{name}"], needs=needs))
+        argv = [*python, f"consumers.{name}"]
+        result.append(Service(name=name, argv=argv, needs=needs, ready_line=READY, ready_s=START_S))
     return result
 
 

@@ -25,6 +25,8 @@ import msgspec
 
 PR_SET_PDEATHSIG = 1
 LOOK_EVERY_S = 0.1
+READY = "ready"
+"""The line by which a service without a URL says that it has started."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 

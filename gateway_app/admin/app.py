@@ -68,10 +68,9 @@ def create_app(settings: Settings, on_failure: OnFailure = lambda error: None) -
 
 @asynccontextmanager
 async def _opened(app: Litestar, settings: Settings, on_failure: OnFailure) -> AsyncIterator[None]:
-    settings.run_dir.mkdir(parents=True, exist_ok=True)
-    await create_topics(settings.kafka_bootstrap)
     store = Store(settings.run_dir / "polar.duckdb")
     try:
+        await create_topics(settings.kafka_bootstrap)
         async with Producer(settings.kafka_bootstrap, source=SOURCE) as producer:
             intake = TaskIntake(producer)
             await intake.catch_up(settings.kafka_bootstrap, SOURCE)

@@ -29,7 +29,8 @@ class TaskRoutes(Controller):
 
     @post("/", summary="Submit one task or a list; a known task_id is not submitted twice")
     async def submit(self, request: Request[Any, Any, Any], state: State) -> Submitted:
-        submitted: Submitted = await state.intake.submit(parse_tasks(await request.body()))
+        tasks = parse_tasks(await request.body(), state.settings.policy)
+        submitted: Submitted = await state.intake.submit(tasks)
         return submitted
 
     @get("/", summary="Tasks, the newest first", sync_to_thread=True)

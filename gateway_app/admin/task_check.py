@@ -10,56 +10,93 @@ import msgspec
 from litestar.exceptions import ClientException
 
 from polar.evaluators import EVALUATORS
-from polar.harnesses import pi, shell
+from polar.harnesses import CHECKS, HarnessError
+from polar.runtimes.names import INSIDE, VARIABLE, wrong_path, wrong_variable
 from polar.trajectories.builders import BUILDERS
 from schemas.tasks import TaskSpec
 
 MOST_TASKS = 10_000
 """In one request."""
-HARNESS_OPTIONS = {"pi": pi.Options, "shell": shell.Options}
 RUNTIMES = ("local",)
 
 
-def parse_tasks(body: bytes) -> list[TaskSpec]:
-    """One TaskSpec or a list of them, as JSON. Raises ClientException, and takes all of them or none."""
+def parse_tasks(body: bytes, policy: str) -> list[TaskSpec]:
+    """One TaskSpec or a list of them, as JSON, for ``policy``. Raises ClientException; takes all of them or none."""
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ClientException(f"the body is not JSON: {error}") from None
     if not isinstance(raw, list):
-        return [_task(raw, "task")]
+        return [_task(raw, policy, "task")]
     if not 1 <= len(raw) <= MOST_TASKS:
         raise ClientException(f"expected 1 to {MOST_TASKS} tasks, got {len(raw)}")
-    tasks = [_task(one, f"tasks[{index}]") for index, one in enumerate(raw)]
+    tasks = [_task(one, policy, f"tasks[{index}]") for index, one in enumerate(raw)]
     if len({task.task_id for task in tasks}) < len(tasks):
         raise ClientException("two tasks of this request have the same task_id")
     return tasks
 
 
-def _task(raw: Any, where: str) -> TaskSpec:
-    task: TaskSpec = _convert(raw, TaskSpec, where)
+def _task(raw: Any, policy: str, where: str) -> TaskSpec:
+    task = _converted(raw, where)
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", task.task_id):
         raise ClientException(f"{where}.task_id: expected 1 to 128 letters, digits, '.', '_' or '-'")
     if not task.instruction.strip():
         raise ClientException(f"{where}.instruction: expected text, got none")
-    _one_of(task.harness.name, HARNESS_OPTIONS, f"{where}.harness.name")
+    _one_of(task.policy, [policy], f"{where}.policy")
+    _one_of(task.harness.name, CHECKS, f"{where}.harness.name")
     _one_of(task.runtime.kind, RUNTIMES, f"{where}.runtime.kind")
     _one_of(task.evaluator.kind, EVALUATORS, f"{where}.evaluator.kind")
     _one_of(task.builder, BUILDERS, f"{where}.builder")
-    _convert(task.harness.options, HARNESS_OPTIONS[task.harness.name], f"{where}.harness.options")
+    _check_names(task, where)
+    _check_commands(task, where)
+    _check_harness(task, f"{where}.harness.options")
     return task
+
+
+def _converted(raw: Any, where: str) -> TaskSpec:
+    try:
+        return msgspec.convert(raw, TaskSpec)
+    except msgspec.ValidationError as error:
+        raise ClientException(readable(str(error), where)) from None
+
+
+def _check_names(task: TaskSpec, where: str) -> None:
+    """What the sandbox and the evaluator would refuse, in each session anew."""
+    reward_file = task.evaluator.reward_file
+    if reward_file is not None and wrong_path(reward_file):
+        raise ClientException(f"{where}.evaluator.reward_file: expected {INSIDE}, got {_short(reward_file)}")
+    for name in task.runtime.files:
+        if wrong_path(name):
+            raise ClientException(f"{where}.runtime.files: expected {INSIDE}, got {_short(name)}")
+    for name in task.runtime.environment:
+        if wrong_variable(name):
+            raise ClientException(f"{where}.runtime.environment: expected {VARIABLE}, got {_short(name)}")
+
+
+def _check_commands(task: TaskSpec, where: str) -> None:
+    """No program can be given a NUL character."""
+    texts = {"evaluator.command": task.evaluator.command}
+    texts |= {f"runtime.prepare[{index}]": command for index, command in enumerate(task.runtime.prepare)}
+    texts |= {f"runtime.environment.{name}": value for name, value in task.runtime.environment.items()}
+    for field, text in texts.items():
+        if "\0" in text:
+            raise ClientException(f"{where}.{field}: expected text without NUL characters")
+
+
+def _check_harness(task: TaskSpec, where: str) -> None:
+    try:
+        CHECKS[task.harness.name](task.harness.options, task.instruction)
+    except HarnessError as error:
+        raise ClientException(readable(str(error).removeprefix(f"harness {task.harness.name}: "), where)) from None
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 80 else f"{name[:80]}…")
 
 
 def _one_of(value: str, known: Collection[str], where: str) -> None:
     if value not in known:
         raise ClientException(f"{where}: expected one of {', '.join(sorted(known))}, got {value!r}")
-
-
-def _convert(raw: Any, kind: type[Any], where: str) -> Any:
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        raise ClientException(readable(str(error), where)) from None
 
 
 def readable(message: str, where: str) -> str:

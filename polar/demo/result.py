@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -73,3 +74,10 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     groups_trained: int
     groups_excluded: dict[str, int]
     restarts: dict[str, int]
+
+
+def write_result(path: Path, result: DemoResult) -> None:
+    """As JSON, whole or not at all; NaN becomes null."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
+    fresh.replace(path)

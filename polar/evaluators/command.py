@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from polar.evaluators.evaluator import Score
+from polar.runtimes.names import INSIDE, wrong_path
 from polar.runtimes.runtime import Program, Sandbox
 from schemas.tasks import EvaluatorSpec
 
@@ -27,12 +28,8 @@ class RewardFileError(Exception):
 
 async def evaluate(spec: EvaluatorSpec, sandbox: Sandbox, environment: dict[str, str], deadline_s: float) -> Score:
     """See ``evaluator.Evaluator``."""
-    if spec.reward_file is not None and wrong_path(spec.reward_file):
-        return Score(reward=None, error=_outside(spec.reward_file))
-    if spec.reward_file is not None and _left_over(sandbox.work / spec.reward_file):
-        remove = Program(argv=["rm", "-rf", "--", spec.reward_file], fresh_home=True)
-        if (await sandbox.run(remove, deadline_s)).exit_code != 0:
-            return Score(reward=0.0, detail={"agent": f"left a {spec.reward_file} that cannot be removed"})
+    if spec.reward_file is not None and (refused := await _cleared(spec.reward_file, sandbox, deadline_s)):
+        return refused
     program = Program(argv=["bash", "-o", "pipefail", "-c", spec.command], environment=environment, fresh_home=True)
     ended = await sandbox.run(program, deadline_s)
     detail: dict[str, Any] = {"exit_code": ended.exit_code, "seconds": round(ended.seconds, 3)}
@@ -47,21 +44,26 @@ async def evaluate(spec: EvaluatorSpec, sandbox: Sandbox, environment: dict[str,
         return Score(reward=None, error=f"evaluator.reward_file: {error}", detail=detail)
 
 
+async def _cleared(name: str, sandbox: Sandbox, deadline_s: float) -> Score | None:
+    """Removes what the agent left at ``name``. Returns the score when that cannot be done."""
+    if wrong_path(name):
+        return Score(reward=None, error=f"evaluator.reward_file: {name!r} must be {INSIDE}")
+    try:
+        left = _left_over(sandbox.work / name)
+    except OSError as error:
+        return Score(reward=None, error=f"evaluator.reward_file: {name} cannot be looked at: {error.strerror}")
+    if left:
+        remove = Program(argv=["rm", "-rf", "--", name], fresh_home=True)
+        if (await sandbox.run(remove, deadline_s)).exit_code != 0:
+            return Score(reward=0.0, detail={"agent": f"left a {name} that cannot be removed"})
+    return None
+
+
 def _left_over(path: Path) -> bool:
     try:
         return path.is_symlink() or path.exists()
     except PermissionError:
         return True
-
-
-def _outside(name: str) -> str:
-    return f"evaluator.reward_file: {name!r} must be a relative path inside the work folder"
-
-
-def wrong_path(name: str) -> bool:
-    """Whether ``name`` is anything but a path that stays inside the work folder."""
-    path = PurePosixPath(name)
-    return path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name
 
 
 def read_reward(work: Path, name: str) -> float:

@@ -6,11 +6,13 @@ May import `schemas` and `polar.runtimes` only.
 from __future__ import annotations
 
 from polar.harnesses import pi, shell
-from polar.harnesses.harness import Harness, HarnessError
+from polar.harnesses.harness import Check, Harness, HarnessError
 from polar.runtimes.runtime import Program
 from schemas.tasks import HarnessSpec
 
 HARNESSES: dict[str, Harness] = {"pi": pi.program, "shell": shell.program}
+CHECKS: dict[str, Check] = {"pi": pi.checked, "shell": shell.checked}
+"""What ``program`` refuses on every machine, whether the agent program is installed or not."""
 
 
 def program(spec: HarnessSpec, instruction: str, base_url: str) -> Program:
@@ -20,4 +22,4 @@ def program(spec: HarnessSpec, instruction: str, base_url: str) -> Program:
     return HARNESSES[spec.name](spec.options, instruction, base_url)
 
 
-__all__ = ["HARNESSES", "Harness", "HarnessError", "program"]
+__all__ = ["CHECKS", "HARNESSES", "Check", "Harness", "HarnessError", "program"]

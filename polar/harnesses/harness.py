@@ -25,6 +25,12 @@ class Harness(Protocol):
     def __call__(self, options: dict[str, Any], instruction: str, base_url: str) -> Program: ...
 
 
+class Check(Protocol):
+    """Raises HarnessError."""
+
+    def __call__(self, options: dict[str, Any], instruction: str) -> object: ...
+
+
 def read_options(options: dict[str, Any], kind: type[Options], name: str) -> Options:
     """``options`` as ``kind``. Raises HarnessError naming the field that is wrong."""
     try:

@@ -36,12 +36,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     context_window: Annotated[int, Meta(ge=1024)] = 32768
 
 
-def program(options: dict[str, Any], instruction: str, base_url: str) -> Program:
+def checked(options: dict[str, Any], instruction: str) -> Options:
+    """Raises HarnessError for what cannot work on any machine."""
     read = read_options(options, Options, "pi")
     if unknown := sorted(set(read.tools) - TOOLS):
         raise HarnessError(f"harness pi: tool {unknown[0]!r} is unknown: use some of {', '.join(sorted(TOOLS))}")
+    if "\0" in read.system_prompt:
+        raise HarnessError("harness pi: options.system_prompt must be without NUL characters")
     if not instruction.strip():
         raise HarnessError("harness pi: the instruction is empty")
+    return read
+
+
+def program(options: dict[str, Any], instruction: str, base_url: str) -> Program:
+    read = checked(options, instruction)
     prefix, node = installed()
     mounts, node_path = [Mount(prefix, "/polar/npm")], str(node)
     if node.is_relative_to(prefix):

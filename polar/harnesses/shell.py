@@ -14,11 +14,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     command: str
 
 
+def checked(options: dict[str, Any], instruction: str) -> Options:
+    """Raises HarnessError for what bash cannot be given."""
+    read = read_options(options, Options, "shell")
+    if not read.command.strip() or "\0" in read.command + instruction:
+        raise HarnessError("harness shell: options.command must be a command line, without NUL characters")
+    return read
+
+
 def program(options: dict[str, Any], instruction: str, base_url: str) -> Program:
     """pipefail, so that ``agent | tee log`` fails when the agent does."""
-    command = read_options(options, Options, "shell").command
-    if not command.strip() or "\0" in command + instruction:
-        raise HarnessError("harness shell: options.command must be a command line, without NUL characters")
+    command = checked(options, instruction).command
     return Program(
         argv=["bash", "-o", "pipefail", "-c", command],
         environment={

@@ -8,18 +8,22 @@ process: for machines without bubblewrap, and for agents that are trusted.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import shutil
+import subprocess
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from polar.runtimes import bubblewrap
+from polar.runtimes.names import INSIDE, VARIABLE, wrong_path, wrong_variable
 from polar.runtimes.process_tree import Launch, run_tree
 from polar.runtimes.runtime import Ended, Program, RuntimeFault
 from polar.runtimes.trees import kill_left_behind
 from schemas.tasks import Limits, RuntimeSpec
 
 CHECK_DEADLINE_S = 20.0
+
+log = logging.getLogger(__name__)
 
 
 class LocalSandbox:
@@ -31,9 +35,9 @@ class LocalSandbox:
         self._uid = bubblewrap.session_uid(folder.name)
 
     def make(self) -> None:
-        """Creates the folders. Raises RuntimeFault when the disk refuses, or a file's path leaves the work folder."""
-        if loader := [name for name in self._spec.environment if name.startswith("LD_")]:
-            raise RuntimeFault(f"runtime.environment: {loader[0]} would act on the sandbox itself and cannot be set")
+        """Creates the folders. Raises RuntimeFault when the disk refuses, or for a name that cannot be used."""
+        if wrong := [name for name in self._spec.environment if wrong_variable(name)]:
+            raise RuntimeFault(f"runtime.environment: {wrong[0]!r} must be {VARIABLE}")
         try:
             self.folder.mkdir(parents=True, mode=0o700)
             self.work.mkdir()
@@ -143,14 +147,21 @@ class LocalRuntime:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder, also where an agent took away its permissions; symbolic links are not followed."""
-    if not folder.exists():
-        return
-    for path, folders, _ in os.walk(folder):
-        for name in folders:
-            if not (inner := Path(path, name)).is_symlink():
-                inner.chmod(0o700)
-    shutil.rmtree(folder)
+    """Removes a folder, also where an agent took away permissions, or nested deeper than a path can say.
+
+    Symbolic links are not followed. What the disk still keeps is logged.
+    """
+    for step in (["rm", "-rf"], ["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        if not os.path.lexists(folder):
+            return
+        try:
+            # What they say has no bound: a line for each file.
+            subprocess.run([*step, "--", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        except OSError as error:
+            log.error("%s stays: %s cannot be run: %s", folder, step[0], error.strerror)
+            return
+    if os.path.lexists(folder):
+        log.error("%s stays: rm -rf fails; free its place by hand", folder)
 
 
 def _placed(text: str, places: dict[str, str]) -> str:
@@ -163,9 +174,9 @@ def _placed(text: str, places: dict[str, str]) -> str:
 def _write(folder: Path, files: dict[str, str]) -> None:
     """Writes ``files`` below ``folder``, through no symbolic link: a program may have made some. None runs now."""
     for name, text in files.items():
+        if wrong_path(name):
+            raise RuntimeFault(f"runtime.files: {name!r} must be {INSIDE}")
         relative = PurePosixPath(name)
-        if relative.is_absolute() or ".." in relative.parts or not relative.parts:
-            raise RuntimeFault(f"runtime.files: {name!r} must be a relative path inside the work folder")
         path = folder
         for part in relative.parts[:-1]:
             path /= part

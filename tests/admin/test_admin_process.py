@@ -51,6 +51,12 @@ def test_a_setting_that_is_no_number(tmp_path):
     assert "POLAR_ADMIN_PORT='many'" in line
 
 
+def test_a_run_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    lines = refused(admin(tmp_path / "file" / "run", admin_port=free_port(), kafka_bootstrap="127.0.0.1:1"))
+    assert any("choose another run folder" in line for line in lines)
+
+
 def test_a_database_that_another_process_holds(kafka, tmp_path):
     with duckdb.connect(str(tmp_path / "polar.duckdb")):
         lines = refused(admin(tmp_path, admin_port=free_port(), kafka_bootstrap=kafka))

@@ -10,6 +10,14 @@ from gateway_app.admin.task_check import parse_tasks
 GOOD = {"instruction": "say hi", "evaluator": {"command": "true"}, "task_id": "t-1"}
 
 
+def evaluator(**fields):
+    return {**GOOD, "evaluator": {"command": "true", **fields}}
+
+
+def runtime(**fields):
+    return {**GOOD, "runtime": fields}
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -33,11 +41,24 @@ GOOD = {"instruction": "say hi", "evaluator": {"command": "true"}, "task_id": "t
         ({**GOOD, "evaluator": {"kind": "wish", "command": "x"}}, "task.evaluator.kind: expected one of command"),
         ({**GOOD, "runtime": {"kind": "moon"}}, "task.runtime.kind: expected one of local, got 'moon'"),
         ({**GOOD, "instruction": " "}, "task.instruction: expected text, got none"),
+        ({**GOOD, "policy": "other"}, "task.policy: expected one of policy, got 'other'"),
+        ({**GOOD, "harness": {"options": {"tools": ["fly"]}}}, "task.harness.options: tool 'fly' is unknown"),
+        ({**GOOD, "harness": {"options": {"max_tokens": 0}}}, "task.harness.options.max_tokens: expected int >= 1"),
+        ({**GOOD, "harness": {"name": "shell", "options": {"command": " "}}}, "task.harness.options: options.command"),
+        (evaluator(reward_file="../r"), "task.evaluator.reward_file: expected a relative path inside the work folder"),
+        (evaluator(reward_file="x" * 256), "task.evaluator.reward_file: expected a relative path"),
+        (evaluator(command="a\0b"), "task.evaluator.command: expected text without NUL characters"),
+        (runtime(files={"/etc/passwd": ""}), "task.runtime.files: expected a relative path"),
+        (runtime(files={"a/" + "x" * 256: ""}), "task.runtime.files: expected a relative path"),
+        (runtime(environment={"LD_PRELOAD": "x"}), "task.runtime.environment: expected letters, digits and _"),
+        (runtime(environment={"a=b": "x"}), "got 'a=b'"),
+        (runtime(environment={"A": "\0"}), "task.runtime.environment.A: expected text without NUL"),
+        (runtime(prepare=["true", "\0"]), "task.runtime.prepare[1]: expected text without NUL"),
     ],
 )
 def test_the_error_names_the_field_and_what_is_expected(body, message):
     with pytest.raises(ClientException) as error:
-        parse_tasks(json.dumps(body).encode())
+        parse_tasks(json.dumps(body).encode(), "policy")
     assert message in error.value.detail
     assert "\n" not in error.value.detail and "`" not in error.value.detail
 
@@ -45,9 +66,14 @@ def test_the_error_names_the_field_and_what_is_expected(body, message):
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"not json", b'{"instruction": NaN}'])
 def test_what_is_not_json_is_said_to_be_so(body):
     with pytest.raises(ClientException, match="the body is not JSON"):
-        parse_tasks(body)
+        parse_tasks(body, "policy")
 
 
 def test_one_task_or_a_list():
-    assert [task.task_id for task in parse_tasks(json.dumps(GOOD).encode())] == ["t-1"]
-    assert len(parse_tasks(json.dumps([GOOD, {**GOOD, "task_id": "t-2"}]).encode())) == 2
+    assert [task.task_id for task in parse_tasks(json.dumps(GOOD).encode(), "policy")] == ["t-1"]
+    assert len(parse_tasks(json.dumps([GOOD, {**GOOD, "task_id": "t-2"}]).encode(), "policy")) == 2
+
+
+def test_what_pi_can_do_is_taken_where_pi_is_not_installed(monkeypatch, tmp_path):
+    monkeypatch.setenv("POLAR_NPM_PREFIX", str(tmp_path))
+    assert parse_tasks(json.dumps({**GOOD, "harness": {"name": "pi"}}).encode(), "policy")

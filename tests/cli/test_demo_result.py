@@ -1,12 +1,35 @@
 """What the demo reports."""
 
+import json
 import math
+import os
+import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.demo.result import Evaluation, evaluation, wilson
+from benchmarks import demo as benchmark
+from polar.demo.config import DemoConfig
+from polar.demo.result import DemoResult, Evaluation, evaluation, wilson, write_result
+
+EMPTY = evaluation([], version=0, seconds=1.0)
+UNSCORED = DemoResult(
+    config=DemoConfig(),
+    run_dir="/run",
+    before=EMPTY,
+    after=EMPTY,
+    pass_at_1_before=math.nan,
+    pass_at_1_after=math.nan,
+    version=0,
+    seconds=1.0,
+    mismatch_engine_trainer=None,
+    mismatch_captured_recomputed=None,
+    groups_trained=0,
+    groups_excluded={},
+    restarts={},
+)
 
 
 def member(reward, usable=True):
@@ -46,3 +69,42 @@ def test_the_interval_holds_the_share(counts):
     passed, n = counts
     low, high = Evaluation(version=0, sessions=n, passed=passed, unscored=0, seconds=0.0).interval
     assert 0.0 <= low <= passed / n <= high <= 1.0
+
+
+def test_a_result_replaces_the_former_one_whole(tmp_path):
+    (tmp_path / "result.json").write_text("former")
+    os.link(tmp_path / "result.json", tmp_path / "open")
+    write_result(tmp_path / "result.json", UNSCORED)
+    assert (tmp_path / "open").read_text() == "former"
+    assert json.loads((tmp_path / "result.json").read_text())["pass_at_1_before"] is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["open", "result.json"]
+
+
+def bench(monkeypatch, capsys, run_demo, *arguments):
+    monkeypatch.setattr(benchmark, "run_demo", run_demo)
+    monkeypatch.setattr(sys, "argv", ["demo", "--json", *arguments])
+    code = benchmark.main()
+    return code, *capsys.readouterr()
+
+
+def test_the_benchmark_writes_strict_json_and_runs_each_in_a_folder_of_its_own(monkeypatch, capsys, tmp_path):
+    folders = []
+
+    def run_demo(config, folder, console):
+        folders.append(folder)
+        return msgspec.structs.replace(UNSCORED, config=config)
+
+    arguments = ["--seeds", "2", "--learning-rate", "0", "--run-dir", str(tmp_path)]
+    code, out, _ = bench(monkeypatch, capsys, run_demo, *arguments)
+    assert code == 0 and "NaN" not in out
+    assert json.loads(out)["before"] == [None, None] and json.loads(out)["pass_at_1_after"] is None
+    assert folders == [tmp_path / name for name in ("seed-0", "seed-1", "control")]
+
+
+def test_a_disk_that_refuses_ends_the_benchmark_with_one_line(monkeypatch, capsys, tmp_path):
+    def run_demo(config, folder, console):
+        raise OSError(28, "No space left on device", str(folder))
+
+    code, out, err = bench(monkeypatch, capsys, run_demo, "--run-dir", str(tmp_path))
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == f"error: {tmp_path / 'seed-0'}: No space left on device"

@@ -1,14 +1,16 @@
 """Which services, on which ports."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from polar.settings import SettingsError, from_environment
 from polar.stack import CONSUMERS, PORT_RANGE, choose_ports, plan, point_latest
-from polar.supervisor import SupervisorError
+from polar.supervisor import ServiceFailed, Supervisor, SupervisorError
 
 
 @pytest.fixture
@@ -27,6 +29,30 @@ def test_every_service_is_there_and_comes_after_what_it_needs(tmp_path, model):
     for position, service in enumerate(stack.services):
         assert set(service.needs) <= set(names[:position])
         assert service.name in ("kafka", "engine") or "kafka" in service.needs
+
+
+def consumers(run_dir, names, **environ) -> Supervisor:
+    """Those services alone, as a stack would start them on what exists."""
+    stack = plan({"POLAR_ENGINE_URL": "http://127.0.0.1:1", **environ}, run_dir=run_dir)
+    own = [msgspec.structs.replace(service, needs=()) for service in stack.services if service.name in names]
+    planned = stack.supervisor({**os.environ, **environ})
+    return Supervisor(own, run_dir, environment=planned.environment)
+
+
+@pytest.mark.kafka
+def test_every_consumer_says_when_it_is_ready_and_waits_for_no_engine(kafka, tmp_path):
+    with consumers(tmp_path, CONSUMERS, POLAR_KAFKA_BOOTSTRAP=kafka) as supervisor:
+        supervisor.start()
+        assert sum(supervisor.restarts.values()) == 0
+
+
+def test_a_refusal_to_start_stops_everything_at_once(tmp_path):
+    environ = {"PATH": str(tmp_path), "POLAR_KAFKA_BOOTSTRAP": "127.0.0.1:1"}
+    with consumers(tmp_path, ["node"], **environ) as supervisor:
+        with pytest.raises(ServiceFailed, match=r"node did not start \(exit code 1\)") as failure:
+            supervisor.start()
+    assert failure.value.log_tail.startswith("node: the local runtime needs bwrap")
+    assert "\n" not in failure.value.log_tail
 
 
 def test_children_read_the_same_settings(tmp_path, model):

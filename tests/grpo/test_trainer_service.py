@@ -185,7 +185,7 @@ async def test_a_loss_that_is_no_number_is_neither_kept_nor_published(kafka, tmp
     assert checkpoint.complete_versions(tmp_path / "run" / "checkpoints" / "nan") == []
 
 
-def test_a_users_mistake_is_one_line_and_status_1(kafka, tmp_path, monkeypatch, caplog):
+def test_a_users_mistake_is_one_line_and_status_1(kafka, tmp_path, monkeypatch, capsys):
     model_dir = make_policy_folder(tmp_path / "model")
     (model_dir / "tokenizer.json").unlink()
     for name, value in to_environment(settings_for(tmp_path / "run", model_dir, kafka_bootstrap=kafka)).items():
@@ -193,7 +193,7 @@ def test_a_users_mistake_is_one_line_and_status_1(kafka, tmp_path, monkeypatch, 
     assert service.main() == 1
     monkeypatch.setenv("POLAR_LEARNING_RATE", "fast")
     assert service.main() == 1
-    lines = [record.getMessage() for record in caplog.records if record.name == "trainer"]
-    assert len(lines) == 2 and all("\n" not in line for line in lines)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"{service.SOURCE}: ")]
+    assert len(lines) == 2
     assert "has no tokenizer" in lines[0] and str(model_dir) in lines[0]
     assert "POLAR_LEARNING_RATE='fast'" in lines[1]

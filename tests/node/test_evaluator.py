@@ -84,9 +84,15 @@ async def test_no_link_leads_out_of_the_work_folder(sandbox, tmp_path):
     for name in ("file", "folder/r", "fifo", "directory", "missing/r"):
         with pytest.raises(RewardFileError):
             read_reward(sandbox.work, name)
-    for name in ("/etc/hostname", "../secret", "a/../../secret", ""):
+    for name in ("/etc/hostname", "../secret", "a/../../secret", "", "x" * 256, "a/" * 600):
         result = await score(sandbox, "true", name)
         assert result.reward is None and "relative path" in result.error
+
+
+async def test_a_path_that_the_disk_refuses_is_an_error(sandbox, monkeypatch):
+    monkeypatch.setattr("polar.evaluators.command.wrong_path", lambda name: False)
+    result = await score(sandbox, "true", "x" * 256)
+    assert result.reward is None and "cannot be looked at: File name too long" in result.error
 
 
 def test_a_score_is_a_finite_reward_or_an_error():

@@ -102,8 +102,9 @@ async def test_the_environment_of_this_process_stays_outside(sandbox, monkeypatc
 
 
 async def test_the_loader_cannot_be_told_to_load_into_the_sandbox_itself(runtime):
-    with pytest.raises(RuntimeFault, match="LD_PRELOAD"):
-        await runtime.create("loader", RuntimeSpec(environment={"LD_PRELOAD": "/work/x.so"}))
+    for name in ("LD_PRELOAD", "a=b", ""):
+        with pytest.raises(RuntimeFault, match=f"runtime.environment: '{name}'"):
+            await runtime.create("loader", RuntimeSpec(environment={name: "/work/x.so"}))
 
 
 async def test_tmp_is_private_and_home_lasts_between_runs(sandbox):
@@ -253,7 +254,7 @@ async def test_stdin_is_given_whole_or_empty(sandbox):
     assert (await sandbox.run(Program(argv=["cat"]), 10)).stdout == ""
 
 
-@pytest.mark.parametrize("name", ["../out.txt", "/etc/passwd", "a/../../b", ""])
+@pytest.mark.parametrize("name", ["../out.txt", "/etc/passwd", "a/../../b", "", "x" * 256, "a/" * 600])
 async def test_files_stay_inside_the_work_folder(runtime, name):
     with pytest.raises(RuntimeFault, match="relative path"):
         await runtime.create("bad", RuntimeSpec(files={name: "x"}))
@@ -281,6 +282,29 @@ async def test_closing_removes_what_the_agent_protected(sandbox, run_dir):
     await sandbox.close()
     assert not sandbox.folder.exists() and Path("/etc/passwd").exists()
     sandbox.folder.mkdir()
+
+
+DEEP = """
+import os
+for name in ["d"] * 2000 + ["x" * 250] * 40:
+    os.mkdir(name)
+    os.chdir(name)
+"""
+"""Deeper than Python recurses, and longer than a path may be."""
+
+
+async def test_closing_removes_a_tree_deeper_than_a_path_can_say(sandbox, run_dir):
+    assert (await sandbox.run(Program(argv=["python3", "-c", DEEP]), 20)).exit_code == 0
+    await sandbox.close()
+    assert not sandbox.folder.exists()
+
+
+async def test_clear_logs_what_the_disk_keeps(runtime, run_dir, monkeypatch, caplog):
+    await runtime.create("left", RuntimeSpec())
+    monkeypatch.setenv("PATH", str(run_dir))
+    runtime.clear()
+    assert (run_dir / "sessions" / "left").exists()
+    assert "sessions stays: rm cannot be run" in caplog.text
 
 
 async def test_clear_removes_what_a_former_process_left(runtime, run_dir):
@@ -345,7 +369,8 @@ async def main():
     assert int((await run("python3", "-c", BOMB)).stdout) < 32
     assert (await run("python3", "-c", {SHARED!r})).over_memory
     assert "MemoryError" in (await run("python3", "-c", {PRIVATE!r})).stderr
-    await run("bash", "-c", "mkdir d; touch d/e; chmod 000 d")
+    assert (await run("python3", "-c", {DEEP!r} + "os.chmod('.', 0)")).exit_code == 0
+    await run("bash", "-c", "mkdir e; touch e/f; chmod 000 e; chmod 500 d/d/d d")
     await box.close()
     assert not (Path({str(place)!r}) / "s").exists()
 os.setgroups([]); os.setgid(23456); os.setuid(23456)
