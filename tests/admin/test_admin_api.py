@@ -131,7 +131,11 @@ def test_a_session_is_listed_and_its_story_is_whole(client, kafka):
     publish(kafka, SESSIONS, *story(session))
     told = until(
         lambda: client.get(f"/admin/sessions/{session}"),
-        lambda answer: answer.status_code == 200 and answer.json()["attempts"][0]["reward"] == 1.0,
+        lambda answer: (
+            answer.status_code == 200
+            and answer.json()["attempts"][0]["reward"] == 1.0
+            and answer.json()["events"][-1]["type"] == "session.closed"
+        ),
     ).json()
     assert [event["type"] for event in told["events"]] == [
         "session.opened",
