@@ -161,7 +161,7 @@ def remove(folder: Path) -> None:
             log.error("%s stays: %s cannot be run: %s", folder, step[0], error.strerror)
             return
     if os.path.lexists(folder):
-        log.error("%s stays: rm -rf fails; free its place by hand", folder)
+        log.error("%s stays: rm -rf fails; remove it by hand", folder)
 
 
 def _placed(text: str, places: dict[str, str]) -> str:

@@ -307,6 +307,15 @@ async def test_clear_logs_what_the_disk_keeps(runtime, run_dir, monkeypatch, cap
     assert "sessions stays: rm cannot be run" in caplog.text
 
 
+def test_what_rm_cannot_remove_is_logged(tmp_path, monkeypatch, caplog):
+    (tmp_path / "rm").symlink_to("/bin/false")
+    (tmp_path / "chmod").symlink_to("/bin/true")
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    remove(tmp_path / "kept")
+    assert f"{tmp_path / 'kept'} stays: rm -rf fails" in caplog.text
+
+
 async def test_clear_removes_what_a_former_process_left(runtime, run_dir):
     await runtime.create("left", RuntimeSpec(files={"a": "b"}))
     runtime.clear()
