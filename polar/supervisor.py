@@ -284,7 +284,7 @@ def _reap(process: subprocess.Popen[bytes]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes], deadline_s: float) -> None:
-    process.send_signal(signal.SIGTERM)
+    os.kill(process.pid, signal.SIGTERM)  # Popen's own way would reap one that has ended already
     deadline = time.monotonic() + deadline_s
     while not _has_ended(process) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -46,6 +46,15 @@ def test_a_killed_service_comes_back_and_the_restart_is_counted(tmp_path):
         assert supervisor.log_path("one").read_text().count("up") == 2
 
 
+def test_one_that_died_unnoticed_is_no_trouble_at_the_end(tmp_path):
+    with Supervisor([Service(name="one", argv=SLEEP, ready_line="up")], tmp_path, policy=QUICK) as supervisor:
+        supervisor.start()
+        pid = int(supervisor.pid_path("one").read_text())
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid))
+    assert not supervisor.pid_path("one").exists()
+
+
 def test_what_a_dead_service_left_behind_in_its_group_is_killed(tmp_path):
     code = (
         "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"

@@ -55,6 +55,7 @@ def ask(messages):
 messages = [{"role": "user", "content": os.environ["POLAR_INSTRUCTION"]}]
 for turn in range(3):
     reply = ask(messages)
+    time.sleep(1)  # what it does between its turns
     messages += [
         {"role": "assistant", "content": reply["content"] or ""},
         {"role": "user", "content": f"turn {turn}, go on"},
@@ -133,6 +134,7 @@ def test_services_killed_in_the_middle_lose_and_double_nothing(stack: tuple[Supe
     for version, name in ((1, "trainer"), (2, "assembler"), (3, "node"), (4, "gateway")):
         wait(supervisor, api, lambda status, v=version: (status.version_published or 0) >= v, deadline)
         kill(supervisor, name)
+    assert api.get("/admin/status", Status).last_batch < BATCHES, "the last kill came after the end"
     wait(supervisor, api, lambda status: BATCHES in status.versions_loaded.values(), deadline)
     assert all(supervisor.restarts[name] >= 1 for name in ("trainer", "assembler", "node", "gateway"))
 
