@@ -17,7 +17,14 @@ from polar.demo.config import DemoConfig
 from polar.stack import plan, point_latest
 
 RunDir = Annotated[Path | None, typer.Option(help="Where data, logs, pids and checkpoints go.", show_default=False)]
+UnsafeLocal = Annotated[bool, typer.Option("--unsafe-local", help="Run agents unconfined, without bubblewrap.")]
 _DEFAULTS = DemoConfig()
+
+
+def _environment(unsafe_local: bool) -> None:
+    """What an option says goes to every service as its variable."""
+    if unsafe_local:
+        os.environ["POLAR_UNSAFE_LOCAL"] = "true"
 
 
 @contextmanager
@@ -37,8 +44,9 @@ def stopping_by_signal() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def up(run_dir: RunDir = None) -> None:
+def up(run_dir: RunDir = None, unsafe_local: UnsafeLocal = False) -> None:
     """Start every service and keep it up until Ctrl-C. Data stays in the run folder (runs/default)."""
+    _environment(unsafe_local)
     with stopping_by_signal():
         stack = plan(os.environ, run_dir=run_dir)
         folder = stack.settings.run_dir
@@ -66,10 +74,12 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Weight versions to train.")] = _DEFAULTS.steps,
     learning_rate: Annotated[float, typer.Option(min=0.0, help="0 is a control.")] = _DEFAULTS.learning_rate,
     run_dir: RunDir = None,
+    unsafe_local: UnsafeLocal = False,
 ) -> int:
     """Train the shipped policy on a real agent, and measure held-out tasks before and after. About ten minutes."""
     from polar.demo.run import run_demo
 
+    _environment(unsafe_local)
     config = DemoConfig(seed=seed, steps=steps, learning_rate=learning_rate)
     folder = run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     with stopping_by_signal():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from polar.cli import main
+from polar.cli import run as run_command
 from polar.settings import SettingsError, from_environment, to_environment
 
 
@@ -32,3 +36,20 @@ def test_what_is_written_is_read_again() -> None:
 def test_a_wrong_value_is_refused_by_its_name(name: str, text: str) -> None:
     with pytest.raises(SettingsError, match=f"^{name}="):
         from_environment({name: text})
+
+
+@pytest.mark.parametrize(("options", "expected"), [([], False), (["--unsafe-local"], True)])
+def test_agents_run_unconfined_only_when_told_so(
+    options: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def planned(environ: dict[str, str], **_: object) -> None:
+        seen.append(from_environment(dict(environ)).unsafe_local)
+        raise SettingsError("enough")
+
+    monkeypatch.setattr(run_command, "plan", planned)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with pytest.raises(SystemExit) as ended:
+        main(["up", *options])
+    assert (seen, ended.value.code) == ([expected], 1)
