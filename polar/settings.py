@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -38,6 +38,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str | None = None
     session_secret: str | None = None
     """Signs session tokens. Without it, the secret in the run folder is used, and made if missing."""
+
+    history: Literal["exact", "template"] = "exact"
+    """exact: a prompt keeps the ids that were sampled for its history; template: it is rendered anew each turn."""
+    engine_api: Literal["tokens", "chat"] = "tokens"
+    """tokens: vLLM's render, generate and derender; chat: plain Chat Completions with ids (history is the template's)."""
+    engine_hold_s: Positive = 60.0
+    """How long a call waits for an engine that is away. The least patient agent program gives up after 60 to 120 s."""
+    engine_stall_s: Positive = 300.0
+    """How long a call waits for the next token of an engine that is there."""
 
     policy: str = "policy"
     model_dir: Path = Path("examples/tiny_policy/model")

@@ -67,7 +67,8 @@ class CallStarted(SessionEvent, frozen=True, kw_only=True, tag="call.started"):
 
     ``messages``, ``tools`` and ``prompt_ids`` hold what is new after the first ``kept_messages`` and ``kept_ids`` of
     call ``base_call_id`` (its prompt, then its response); without a base they are whole. ``tools`` is None where they
-    are those of the base.
+    are those of the base. ``prompt_ids`` is None where the engine tells the prompt only with its answer: then it
+    stands in ``call.completed``.
     """
 
     call_id: str
@@ -77,17 +78,27 @@ class CallStarted(SessionEvent, frozen=True, kw_only=True, tag="call.started"):
     streamed: bool
     messages: list[Any]
     tools: list[Any] | None
-    prompt_ids: bytes
+    prompt_ids: bytes | None
     sampling: Sampling
     base_call_id: str | None = None
     kept_messages: int = 0
     kept_ids: int = 0
+    history: Literal["exact", "template"] = "template"
+    """Whether the prompt goes on from the ids that ``base_call_id`` sampled, or is all the chat template's."""
+    history_note: str | None = None
+    """Why a prompt that could have been exact is the template's."""
     auxiliary: str | None = None
     """The rule that took this call for no turn of the agent (title, summary …); such a call is not trained."""
+    parent_call_id: str | None = None
+    """The call that this one goes on from: by the program's own headers, else the deepest one with the same history."""
+    thread_id: str | None = None
+    """The program's own id of the (sub-)agent that calls, where it sends one."""
 
 
 class CallCompleted(SessionEvent, frozen=True, kw_only=True, tag="call.completed"):
     """What was sampled. ``response_ids`` holds every sampled token, the end-of-turn token included.
+
+    ``prompt_ids``, ``base_call_id`` and ``kept_ids`` are as in ``call.started``, where that could not tell the prompt.
 
     Raises ValueError when the log-probs or the version spans do not cover the ids one to one.
     """
@@ -100,6 +111,9 @@ class CallCompleted(SessionEvent, frozen=True, kw_only=True, tag="call.completed
     weight_versions: list[VersionSpan]
     stop_reason: int | str | None = None
     usage: dict[str, Any] = {}
+    prompt_ids: bytes | None = None
+    base_call_id: str | None = None
+    kept_ids: int = 0
 
     def __post_init__(self) -> None:
         ids, logprobs = unpack_ids(self.response_ids), unpack_logprobs(self.logprobs)
@@ -115,7 +129,10 @@ class CallCompleted(SessionEvent, frozen=True, kw_only=True, tag="call.completed
 
 
 class CallDelivery(SessionEvent, frozen=True, kw_only=True, tag="call.delivery"):
-    """Whether the terminal event of a completed call was written to a client that was still there."""
+    """Whether the terminal event of a completed call was written to a client that was still there.
+
+    An undelivered call may be told again as delivered: the program asked again and was given the same sample.
+    """
 
     call_id: str
     delivered: bool

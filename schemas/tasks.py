@@ -64,6 +64,28 @@ class Deadlines(Spec, frozen=True, kw_only=True):
     evaluation_s: Seconds = 120.0
 
 
+class SamplingSpec(Spec, frozen=True, kw_only=True):
+    """What a task fixes for each of its calls, whatever the agent program asks for. None: as the program asks.
+
+    ``max_tokens`` is an upper limit. ``structured_outputs`` is vLLM's: one of ``json`` (a schema), ``regex``,
+    ``choice`` or ``grammar``.
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: Annotated[list[str], Meta(max_length=16)] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+class Budget(Spec, frozen=True, kw_only=True):
+    """What a session may use of the engine. ``tokens`` counts sampled ones; None: no limit."""
+
+    calls: Annotated[int, Meta(ge=1)] | None = None
+    tokens: Annotated[int, Meta(ge=1)] | None = None
+    concurrent_calls: Annotated[int, Meta(ge=1)] = 16
+
+
 class TaskSpec(Spec, frozen=True, kw_only=True):
     """One task. Its sessions (one per sample) form one group, whose id is the task's id."""
 
@@ -76,6 +98,8 @@ class TaskSpec(Spec, frozen=True, kw_only=True):
     harness: HarnessSpec = HarnessSpec()
     runtime: RuntimeSpec = RuntimeSpec()
     deadlines: Deadlines = Deadlines()
+    sampling: SamplingSpec = SamplingSpec()
+    budget: Budget = Budget()
     builder: str = "prefix_merging"
     max_attempts: Annotated[int, Meta(ge=1)] = 3
     metadata: dict[str, str] = {}
