@@ -38,7 +38,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """``id`` and ``name`` come once, with the first delta of call ``index``; ``arguments`` is the next piece of text."""
+    """``id`` and ``name`` come once, with call ``index``'s first delta; ``arguments`` is the next piece of its text."""
 
     index: int
     id: str | None = None
