@@ -114,7 +114,7 @@ def _call(record: sessions.SessionRecord) -> tuple[str, Row]:
             return "call_starts", _fields(record, without=("messages", "tools", "prompt_ids", "sampling")) | {
                 "messages_json": _json(record.messages),
                 "tools_json": None if record.tools is None else _json(record.tools),
-                "prompt_ids": unpack_ids(record.prompt_ids),
+                "prompt_ids": unpack_ids(record.prompt_ids or b""),
                 "sampling_json": _json(record.sampling),
             }
         case sessions.CallCompleted():

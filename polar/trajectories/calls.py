@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polar.trajectories.story import CallStory, Story
 from schemas.packed import IDS, unpack_ids, unpack_logprobs
-from schemas.sessions import CallStarted, Sampling, VersionSpan
+from schemas.sessions import CallCompleted, CallStarted, Sampling, VersionSpan
 
 LOWEST_LOGPROB = -1000.0
 """No sampled token has a probability of e⁻¹⁰⁰⁰: engines write −9999 for what they could not compute."""
@@ -92,9 +92,17 @@ def check_logprobs(call: Call) -> None:
         raise BrokenCall(f"call {call.number}: token {where} has log-prob {call.logprobs[where]}")
 
 
+def _prompt(link: CallStory) -> CallStarted | CallCompleted | None:
+    """The event that tells the prompt: the call's start, or its end where the engine told it only then."""
+    if link.started is not None and link.started.prompt_ids is None:
+        return link.completed
+    return link.started
+
+
 def _whole_ids(link: CallStory) -> int:
     """How many ids the call has with its whole prompt, if its base is as long as it says."""
-    prompt = 0 if link.started is None else max(0, link.started.kept_ids) + len(link.started.prompt_ids) // IDS.itemsize
+    told = _prompt(link)
+    prompt = 0 if told is None else max(0, told.kept_ids) + len(told.prompt_ids or b"") // IDS.itemsize
     return prompt + (0 if link.completed is None else len(link.completed.response_ids) // IDS.itemsize)
 
 
@@ -108,7 +116,8 @@ def _chain(story: Story, call: CallStory, done: dict[str, Call]) -> list[CallSto
             raise BrokenCall(f"call {link.started.number}: its base calls form a circle")
         seen.add(link.started.call_id)
         chain.append(link)
-        base = link.started.base_call_id
+        told = _prompt(link)
+        base = None if told is None else told.base_call_id
         if base is None:
             break
         if base not in story.calls or story.calls[base].started is None:
@@ -120,10 +129,12 @@ def _chain(story: Story, call: CallStory, done: dict[str, Call]) -> list[CallSto
 def _whole(link: CallStory, calls: dict[str, Call]) -> Call:
     started, completed = link.started, link.completed
     assert started is not None
-    prompt_ids = unpack_ids(started.prompt_ids)
-    if started.base_call_id is not None:
-        prompt_ids = np.concatenate([_kept(started, calls[started.base_call_id]), prompt_ids])
-    empty = np.empty(0, np.int32)
+    told, empty = _prompt(link), np.empty(0, np.int32)
+    if completed is not None and (told is None or told.prompt_ids is None):
+        raise BrokenCall(f"call {started.number}: neither its start nor its end tells its prompt")
+    prompt_ids = empty if told is None or told.prompt_ids is None else unpack_ids(told.prompt_ids)
+    if told is not None and told.base_call_id is not None:
+        prompt_ids = np.concatenate([_kept(started.number, told, calls[told.base_call_id]), prompt_ids])
     return Call(
         call_id=started.call_id,
         number=started.number,
@@ -138,10 +149,10 @@ def _whole(link: CallStory, calls: dict[str, Call]) -> Call:
     )
 
 
-def _kept(started: CallStarted, base: Call) -> NDArray[np.int32]:
-    ids, kept = base.ids, started.kept_ids
+def _kept(number: int, told: CallStarted | CallCompleted, base: Call) -> NDArray[np.int32]:
+    ids, kept = base.ids, told.kept_ids
     if not 0 <= kept <= len(ids):
-        raise BrokenCall(f"call {started.number}: it keeps {kept} of its base, which has {len(ids)}")
+        raise BrokenCall(f"call {number}: it keeps {kept} of its base, which has {len(ids)}")
     return ids[:kept]
 
 

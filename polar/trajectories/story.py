@@ -89,16 +89,15 @@ class Story(msgspec.Struct):
             case CallStarted():
                 record = msgspec.structs.replace(record, messages=[], tools=None)
                 if call.started is None:
-                    self.packed_bytes += len(record.prompt_ids)
+                    self.packed_bytes += len(record.prompt_ids or b"")
                 call.started = _settle(call.started, record)
             case CallCompleted():
                 record = msgspec.structs.replace(record, message={}, usage={})
                 if call.completed is None:
-                    self.packed_bytes += len(record.response_ids) + len(record.logprobs)
+                    self.packed_bytes += len(record.response_ids) + len(record.logprobs) + len(record.prompt_ids or b"")
                 call.completed = _settle(call.completed, record)
             case CallDelivery():
-                undelivered = call.delivery is not None and not call.delivery.delivered
-                call.delivery = call.delivery if undelivered else _settle_delivery(call.delivery, record)
+                call.delivery = _settle_delivery(call.delivery, record)
             case CallFailed():
                 call.failed = _settle(call.failed, record)
 
@@ -126,5 +125,7 @@ def _settle(known: R | None, told: R) -> R:
 
 
 def _settle_delivery(known: CallDelivery | None, told: CallDelivery) -> CallDelivery:
-    """Where accounts differ, the call was not delivered: a token that may not have arrived is not trained."""
-    return told if known is None or not told.delivered else _settle(known, told)
+    """Where accounts differ, the call was delivered: a program that asked again was given the same sample."""
+    if known is None or known.delivered == told.delivered:
+        return _settle(known, told)
+    return known if known.delivered else told
