@@ -157,8 +157,14 @@ class LiveSession:
         await self._services.producer.send(SCHEDULER, SessionRunning(**self._slot))
 
     def _agent(self) -> Program:
-        lifetime_s = self._task.deadlines.agent_s + TOKEN_MARGIN_S
-        self._token = sign(self._services.secret, self._prewarm.session_id, self._prewarm.attempt, lifetime_s)
+        task, about = self._task, self._about
+        self._token = sign(
+            self._services.secret,
+            **about,
+            ttl_s=task.deadlines.agent_s + TOKEN_MARGIN_S,
+            sampling=task.sampling,
+            budget=task.budget,
+        )
         base_url = f"{self._services.gateway_url.rstrip('/')}/s/{self._token}/v1"
         agent = program(self._task.harness, self._task.instruction, base_url)
         given = {"POLAR_BASE_URL": base_url, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "polar"}

@@ -1,7 +1,9 @@
 """Session tokens: what lets a sandbox make model calls, and for which attempt of which session.
 
-A token is a JWT (HS256) with the claims ``sid``, ``att`` and ``exp``. It stands in the URL path, which every agent
-program leaves as it is. Neither the secret nor a token goes to a topic or a log.
+A token is a JWT (HS256) with the claims ``sid``, ``att`` and ``exp``, and, where the task says more than the defaults,
+``smp`` (what it fixes for each call's sampling) and ``bud`` (what the session may use). So the gateway needs to ask
+nobody about a task. The token stands in the URL path, which every agent program leaves as it is. Neither the secret nor
+a token goes to a topic or a log.
 """
 
 from __future__ import annotations
@@ -10,16 +12,20 @@ import contextlib
 import os
 import secrets
 import time
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jwt
 import msgspec
 
 from polar.settings import Settings
+from schemas.tasks import Budget, SamplingSpec, Spec
 
 ALGORITHM = "HS256"
 HIDDEN = "[token]"
+KNOWN = 4096
+"""Tokens whose signature is remembered; each is up to 6 KiB."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -35,25 +41,60 @@ class SessionToken(msgspec.Struct, frozen=True):
     attempt: int
     expires: float
     raw: str
+    sampling: SamplingSpec = SamplingSpec()
+    budget: Budget = Budget()
 
 
-def sign(secret: str, session_id: str, attempt: int, ttl_s: float) -> str:
+class Claims(msgspec.Struct, frozen=True):
+    """What a token's middle part holds."""
+
+    sid: str
+    att: int
+    exp: float
+    smp: SamplingSpec = SamplingSpec()
+    bud: Budget = Budget()
+
+
+def sign(
+    secret: str,
+    session_id: str,
+    attempt: int,
+    ttl_s: float,
+    *,
+    sampling: SamplingSpec = SamplingSpec(),  # noqa: B008 - frozen
+    budget: Budget = Budget(),  # noqa: B008 - frozen
+) -> str:
     """A token that is valid for ``ttl_s`` seconds from now."""
     claims = {"sid": session_id, "att": attempt, "exp": int(time.time() + ttl_s)}
-    return jwt.encode(claims, secret, algorithm=ALGORITHM)
+    said = {"smp": _said(sampling), "bud": _said(budget)}
+    return jwt.encode(claims | {name: spec for name, spec in said.items() if spec}, secret, algorithm=ALGORITHM)
 
 
 def verify(secret: str, token: str) -> SessionToken:
-    """Raises InvalidToken, saying why."""
+    """Raises InvalidToken, saying why. A token that was seen before costs microseconds."""
+    session = _signed(secret, token)
+    if session.expires <= time.time():
+        raise InvalidToken("the session token has expired")
+    return session
+
+
+@lru_cache(maxsize=KNOWN)
+def _signed(secret: str, token: str) -> SessionToken:
+    """The token's claims, whether expired or not. What is no token of ours is not remembered."""
+    options: Any = {"require": ["exp", "sid", "att"], "verify_exp": False}
     try:
-        claims = jwt.decode(token, secret, algorithms=[ALGORITHM], options={"require": ["exp", "sid", "att"]})
-    except jwt.ExpiredSignatureError:
-        raise InvalidToken("the session token has expired") from None
+        claims = msgspec.convert(jwt.decode(token, secret, algorithms=[ALGORITHM], options=options), Claims)
     except jwt.InvalidTokenError as error:
         raise InvalidToken(f"not a valid session token ({error})") from None
-    if not isinstance(claims["sid"], str) or not isinstance(claims["att"], int):
-        raise InvalidToken("not a valid session token (wrong claims)")
-    return SessionToken(claims["sid"], claims["att"], float(claims["exp"]), token)
+    except msgspec.ValidationError:
+        raise InvalidToken("not a valid session token (wrong claims)") from None
+    return SessionToken(claims.sid, claims.att, claims.exp, token, claims.smp, claims.bud)
+
+
+def _said(spec: Spec) -> dict[str, Any]:
+    """The fields that are not the default."""
+    default = msgspec.structs.asdict(type(spec)())
+    return {name: value for name, value in msgspec.structs.asdict(spec).items() if value != default[name]}
 
 
 def without_token(record: R, token: SessionToken) -> R:
