@@ -27,7 +27,14 @@ class TaskRoutes(Controller):
     path = "/tasks"
     tags = ("tasks",)
 
-    @post("/", summary="Submit one task or a list; a known task_id is not submitted twice")
+    @post(
+        "/",
+        summary="Submit one task or a list; a known task_id is not submitted twice",
+        description="The fields of a task are those of `TaskSpec` in `schemas/tasks.py`; `instruction` and `evaluator` "
+        "are required. `sampling` (at most 4 KiB) fixes temperature, top_p, max_tokens, stop and structured_outputs "
+        "(one of json, regex, choice, grammar) for each call; `budget` limits a session's calls, sampled tokens and "
+        "concurrent calls.",
+    )
     async def submit(self, request: Request[Any, Any, Any], state: State) -> Submitted:
         tasks = parse_tasks(await request.body(), state.settings.policy)
         submitted: Submitted = await state.intake.submit(tasks)

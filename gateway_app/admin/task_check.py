@@ -13,8 +13,11 @@ from polar.evaluators import EVALUATORS
 from polar.harnesses import CHECKS, HarnessError
 from polar.runtimes.names import INSIDE, VARIABLE, wrong_path, wrong_variable
 from polar.trajectories.builders import BUILDERS
-from schemas.tasks import TaskSpec
+from schemas.tasks import SamplingSpec, TaskSpec
 
+MOST_SAMPLING = 4096
+"""Bytes of a task's sampling as JSON: it travels in the session token, in the URL of each call."""
+STRUCTURES = ("json", "regex", "choice", "grammar")
 MOST_TASKS = 10_000
 """In one request."""
 RUNTIMES = ("local",)
@@ -50,6 +53,7 @@ def _task(raw: Any, policy: str, where: str) -> TaskSpec:
     _check_names(task, where)
     _check_commands(task, where)
     _check_harness(task, f"{where}.harness.options")
+    _check_sampling(task.sampling, f"{where}.sampling")
     return task
 
 
@@ -88,6 +92,32 @@ def _check_harness(task: TaskSpec, where: str) -> None:
         CHECKS[task.harness.name](task.harness.options, task.instruction)
     except HarnessError as error:
         raise ClientException(readable(str(error).removeprefix(f"harness {task.harness.name}: "), where)) from None
+
+
+def _check_sampling(sampling: SamplingSpec, where: str) -> None:
+    """What the engine would refuse at each call, and what makes a token too long for a URL."""
+    if "" in (sampling.stop or []):
+        raise ClientException(f"{where}.stop: expected texts that are not empty")
+    if sampling.structured_outputs is not None:
+        _check_structure(sampling.structured_outputs, f"{where}.structured_outputs")
+    size = len(msgspec.json.encode(sampling))
+    if size > MOST_SAMPLING:
+        limit = f"expected at most {MOST_SAMPLING} bytes of JSON, got {size}"
+        raise ClientException(f"{where}: {limit}: it travels in the URL of each call, so make the schema smaller")
+
+
+def _check_structure(structure: dict[str, Any], where: str) -> None:
+    if len(structure) != 1 or next(iter(structure)) not in STRUCTURES:
+        got = ", ".join(map(_short, structure)) or "none"
+        raise ClientException(f"{where}: expected exactly one of {', '.join(STRUCTURES)}, got {got}")
+    (kind, value), *_ = structure.items()
+    expected: Any = {"json": dict[str, Any] | str, "choice": list[str]}.get(kind, str)
+    try:
+        msgspec.convert(value, expected)
+    except msgspec.ValidationError as error:
+        raise ClientException(readable(str(error), f"{where}.{kind}")) from None
+    if value in ("", []):
+        raise ClientException(f"{where}.{kind}: expected one that is not empty")
 
 
 def _short(name: str) -> str:

@@ -18,6 +18,14 @@ def runtime(**fields):
     return {**GOOD, "runtime": fields}
 
 
+def sampling(**fields):
+    return {**GOOD, "sampling": fields}
+
+
+def structured(**fields):
+    return sampling(structured_outputs=fields)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -54,6 +62,24 @@ def runtime(**fields):
         (runtime(environment={"a=b": "x"}), "got 'a=b'"),
         (runtime(environment={"A": "\0"}), "task.runtime.environment.A: expected text without NUL"),
         (runtime(prepare=["true", "\0"]), "task.runtime.prepare[1]: expected text without NUL"),
+        (sampling(temperature=3), "task.sampling.temperature: expected float <= 2.0"),
+        (sampling(top_p=0), "task.sampling.top_p: expected float > 0.0"),
+        (sampling(seed=1), "task.sampling: unknown field seed"),
+        (sampling(stop=["a", ""]), "task.sampling.stop: expected texts that are not empty"),
+        (sampling(stop=["x" * 5000]), "task.sampling: expected at most 4096 bytes of JSON, got 50"),
+        (
+            structured(),
+            "task.sampling.structured_outputs: expected exactly one of json, regex, choice, grammar, got none",
+        ),
+        (structured(json={}, regex="a"), "expected exactly one of json, regex, choice, grammar, got 'json', 'regex'"),
+        (structured(json_object=True), "expected exactly one of json, regex, choice, grammar, got 'json_object'"),
+        (structured(json=[]), "task.sampling.structured_outputs.json: expected "),
+        (structured(regex=1), "task.sampling.structured_outputs.regex: expected str, got int"),
+        (structured(choice=["a", 1]), "task.sampling.structured_outputs.choice[1]: expected str, got int"),
+        (structured(choice=[]), "task.sampling.structured_outputs.choice: expected one that is not empty"),
+        (structured(grammar=""), "task.sampling.structured_outputs.grammar: expected one that is not empty"),
+        (structured(json={"enum": ["é" * 2100]}), "it travels in the URL of each call, so make the schema smaller"),
+        ({**GOOD, "budget": {"calls": 0}}, "task.budget.calls: expected int >= 1"),
     ],
 )
 def test_the_error_names_the_field_and_what_is_expected(body, message):
@@ -67,6 +93,21 @@ def test_the_error_names_the_field_and_what_is_expected(body, message):
 def test_what_is_not_json_is_said_to_be_so(body):
     with pytest.raises(ClientException, match="the body is not JSON"):
         parse_tasks(body, "policy")
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"json": {"type": "object"}},
+        {"json": "{}"},
+        {"regex": "a+"},
+        {"choice": ["a", "b"]},
+        {"grammar": 'root ::= "a"'},
+    ],
+)
+def test_each_kind_of_structured_output_is_taken(structure):
+    (task,) = parse_tasks(json.dumps(structured(**structure)).encode(), "policy")
+    assert task.sampling.structured_outputs == structure
 
 
 def test_one_task_or_a_list():
