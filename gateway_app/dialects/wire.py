@@ -1,0 +1,55 @@
+"""What dialects share on the wire: a body's decoding, an event's framing, the numbers of a context overflow."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from gateway_app.dialects.dialect import BadRequest
+
+encode = msgspec.json.Encoder().encode
+
+_AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_MISSING = re.compile(r"missing required field `(\w+)`")
+_OVERFLOW = re.compile(r"(\d+) tokens > (\d+) maximum")
+
+
+def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
+    """Raises BadRequest for what is not JSON, or not of the decoder's type; ``param`` is then the field's path."""
+    try:
+        return decoder.decode(content)
+    except msgspec.ValidationError as error:
+        raise _not_of_type(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is not JSON that can be served: it is nested too deeply") from None
+
+
+def _not_of_type(message: str) -> BadRequest:
+    at = _AT.search(message)
+    missing = _MISSING.search(message)
+    where = at.group(1) if at else ""
+    if missing:
+        return BadRequest(f"{where or 'the body'} has no {missing.group(1)}", where or missing.group(1))
+    what = message[: at.start()] if at else message
+    return BadRequest(f"{where or 'the body'}: {what[0].lower()}{what[1:]}", where or None)
+
+
+def event(data: bytes) -> bytes:
+    """A server-sent event of JSON ``data`` without a name.
+
+    Some clients take U+0085, U+2028 and U+2029 for line ends: there they are escaped.
+    """
+    if not data.isascii():
+        data = data.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
+        data = data.replace(b"\xc2\x85", rb"\u0085")
+    return b"data: " + data + b"\n\n"
+
+
+def overflow(message: str) -> tuple[int, int] | None:
+    """The tokens of the prompt and of the engine's context, from the message of a context overflow."""
+    found = _OVERFLOW.search(message)
+    return (int(found.group(1)), int(found.group(2))) if found else None
