@@ -2,7 +2,7 @@
 
 A stream is ``message_start``, ``ping``, the blocks, ``message_delta``, ``message_stop``. A block is closed before the
 next one opens. Only a tool call whose arguments are not yet a whole JSON object stays open beside what follows, so that
-nothing is lost if the engine goes on with it.
+nothing is lost if the engine goes on with it; what comes for a call that is closed is dropped.
 """
 
 from __future__ import annotations
@@ -51,17 +51,12 @@ class MessageWriter:
     def __init__(self, model: str, call_id: str) -> None:
         self._head = {"id": f"msg_{call_id}", "type": "message", "role": "assistant", "model": model}
         self._signature = call_id
-        self._started = False
         self._blocks = 0
         self._open: str | None = None
         """The type of the block of text or thinking that is open; it is the newest one."""
         self._calls: dict[int, _OpenCall] = {}
 
     def start(self, prompt_tokens: int | None) -> bytes:
-        """Nothing where a keep-alive has opened the response already."""
-        if self._started:
-            return b""
-        self._started = True
         usage = _usage(Usage(prompt=prompt_tokens or 0, completion=0))
         message: dict[str, Any] = self._head | {
             "content": [],
@@ -89,8 +84,8 @@ class MessageWriter:
         return events + _event("message_stop", {})
 
     def keep_alive(self) -> bytes:
-        """A ping, inside an open response: programs want ``message_start`` first."""
-        return _event("ping", {}) if self._started else self.start(None)
+        """Programs skip a ping wherever it comes, so that ``message_start`` can wait until the usage is known."""
+        return _event("ping", {})
 
     def failed(self, status: int, message: str, code: str | None) -> bytes:
         return _event("error", error_body(status, message, code))

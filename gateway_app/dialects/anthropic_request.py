@@ -110,7 +110,7 @@ def parse_request(content: bytes, model: str | None, streamed: bool) -> ModelReq
         expected, _, path = str(error).partition(" - at `$")
         field = path.strip("`").lstrip(".") or None
         raise BadRequest(f"{field or 'the body'}: {expected}", field) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
@@ -141,7 +141,7 @@ def _message(message: Message, at: str) -> list[dict[str, Any]]:
         return [_assistant(message.content, at)]
     if message.role == "user":
         return _user(message.content, at)
-    raise BadRequest(f"{at}.role: user, assistant or system, not {message.role}", f"{at}.role")
+    raise BadRequest(f"{at}.role: user, assistant or system, not {message.role!r}", f"{at}.role")
 
 
 def _system(content: str | list[Block], at: str) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ def _call(block: Block, at: str) -> ToolCall:
     try:
         value = msgspec.json.decode(block.input)
         arguments = bytes(block.input).decode()
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (msgspec.MsgspecError, RecursionError):
         raise BadRequest(f"{at}.input: no JSON that can be read", f"{at}.input") from None
     if not isinstance(value, dict):
         raise BadRequest(f"{at}.input: Expected `object`", f"{at}.input")
@@ -275,7 +275,7 @@ def _shortest(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 def _unserved(block: Block, at: str) -> BadRequest:
     hint = "; give its text in a text block" if block.type in ("document", "search_result") else ""
-    return BadRequest(f"{at}: a {block.type} block cannot be served here{hint}", at)
+    return BadRequest(f"{at}: a block of type {block.type!r} cannot be served here{hint}", at)
 
 
 def _continued(last: dict[str, Any]) -> dict[str, Any]:
@@ -300,9 +300,9 @@ def _tools(body: Body) -> list[dict[str, Any]]:
         if tool.input_schema is not None:
             tools.append(_function(tool, tool.input_schema))
         elif kind.startswith(SERVER_TOOLS) and tool.name != chosen:
-            left_out = f"{at}: {kind} is a tool that the provider runs; there is none here"
+            left_out = f"{at}: {kind!r} is a tool that the provider runs; there is none here"
         else:
-            raise BadRequest(f"{at}: {kind} cannot be served without an input_schema", f"{at}.input_schema")
+            raise BadRequest(f"{at}: {kind!r} cannot be served without an input_schema", f"{at}.input_schema")
     if left_out and not tools:
         raise BadRequest(left_out, "tools")
     return tools
@@ -346,7 +346,7 @@ def _tool_choice(choice: ToolChoice, with_tools: bool) -> dict[str, Any]:
     elif choice.type in ("auto", "any", "none"):
         chosen = "required" if choice.type == "any" else choice.type
     else:
-        raise BadRequest(f"tool_choice.type: auto, any, tool or none, not {choice.type}", "tool_choice.type")
+        raise BadRequest(f"tool_choice.type: auto, any, tool or none, not {choice.type!r}", "tool_choice.type")
     if not with_tools and chosen not in ("auto", "none"):
         raise BadRequest("tool_choice: there are no tools to choose from", "tool_choice")
     options = {"tool_choice": chosen} if with_tools else {}
