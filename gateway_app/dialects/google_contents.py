@@ -20,6 +20,8 @@ from gateway_app.dialects.google_fields import Object, field, objects
 from gateway_app.dialects.wire import encode
 
 RAW = "__raw_arguments__"
+DEEPEST = 128
+"""Levels of JSON; it is written again and again, further down the stack each time."""
 _SIGNED = b"reasoning:"
 _TOOL_ROLES = frozenset({"user", "function", "tool"})
 _MARKS = frozenset({"thought", "thoughtSignature", "thought_signature", "partMetadata", "part_metadata"})
@@ -41,12 +43,31 @@ def arguments_object(arguments: str) -> Object:
         found = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):
         return {RAW: arguments}
-    return found if isinstance(found, dict) and RAW not in found else {RAW: arguments}
+    if not isinstance(found, dict) or RAW in found or _deeper(found, DEEPEST):
+        return {RAW: arguments}
+    return found
 
 
-def arguments_text(args: Object) -> str:
+def arguments_text(args: Object, where: str) -> str:
     raw = args.get(RAW)
-    return raw if isinstance(raw, str) and len(args) == 1 else encode(args).decode()
+    return raw if isinstance(raw, str) and len(args) == 1 else _text(args, where)
+
+
+def _text(value: Any, where: str) -> str:
+    if _deeper(value, DEEPEST):
+        raise BadRequest(f"{where} is nested too deeply", where)
+    return encode(value).decode()
+
+
+def _deeper(value: Any, limit: int) -> bool:
+    """Whether there is anything below ``limit`` levels of lists and objects."""
+    level = [value]
+    for _ in range(limit + 1):
+        inside = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for items in inside for item in items]
+        if not level:
+            return False
+    return True
 
 
 def signature(reasoning: str) -> str:
@@ -80,6 +101,9 @@ def messages(contents: list[Object]) -> list[Object]:
     history = _History()
     for place, content in enumerate(contents):
         history.add(content, f"contents[{place}]")
+    for message in history.messages:
+        if message["content"] is None and "tool_calls" not in message:
+            message["content"] = ""
     return history.messages
 
 
@@ -124,12 +148,7 @@ class _History:
                 raise BadRequest(f"{at}: a model's part must be text or a functionCall", at)
             if not signed and (given := field(part, "thoughtSignature", str, at)):
                 signed = _signed(given)
-        if thoughts:
-            message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
-        elif signed:
-            message.setdefault("reasoning_content", signed)
-        if message["content"] is None and "tool_calls" not in message:
-            message["content"] = ""
+        _think(message, thoughts, signed)
 
     def _call(self, call: Object, where: str) -> Object:
         name = field(call, "name", str, f"{where}.functionCall")
@@ -138,7 +157,7 @@ class _History:
         call_id = field(call, "id", str, f"{where}.functionCall") or f"call_{self._calls}"
         self._calls += 1
         self._open.append((name, call_id))
-        arguments = arguments_text(field(call, "args", dict, f"{where}.functionCall") or {})
+        arguments = arguments_text(field(call, "args", dict, f"{where}.functionCall") or {}, where)
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _asked(self, parts: list[Object], role: str, where: str) -> None:
@@ -165,7 +184,7 @@ class _History:
             self._open.remove(found)
         elif not call_id:
             raise BadRequest(f"{where}: there is no call of {name!r} without a response before it", where)
-        shown = [_text_part(_response_text(field(response, "response", object, where)))]
+        shown = [_text_part(_response_text(field(response, "response", object, where), where))]
         for place, part in enumerate(objects(response, "parts", where)):
             shown += _shown_part(part, f"{where}.parts[{place}]")
         return {"role": "tool", "tool_call_id": call_id or (found or ("", ""))[1], "content": _content(shown)}
@@ -177,7 +196,15 @@ def _refuse_foreign(part: Object, where: str) -> None:
             raise BadRequest(f"{where}.{name}: {reason}", where)
 
 
-def _response_text(response: Any) -> str:
+def _think(message: Object, thoughts: str, signed: str) -> None:
+    """The signature counts where there are no thoughts: it has them all."""
+    if thoughts:
+        message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
+    elif signed:
+        message.setdefault("reasoning_content", signed)
+
+
+def _response_text(response: Any, where: str) -> str:
     """The text itself where there is nothing but text, as programs send the output of a tool."""
     if isinstance(response, dict) and len(response) == 1:
         ((name, value),) = response.items()
@@ -185,7 +212,7 @@ def _response_text(response: Any) -> str:
             return value
     if isinstance(response, str):
         return response
-    return "" if response is None else encode(response).decode()
+    return "" if response is None else _text(response, where)
 
 
 def _shown_part(part: Object, where: str) -> list[Object]:
