@@ -87,6 +87,7 @@ def _piece(body: Json, model: str, *, tools: bool, thinks: bool) -> bytes:
             told(decode(before), tools=tools, thinks=thinks),
             told(decode([*before, *ids]), tools=tools, thinks=thinks),
             known,
+            ended=choice.get("finish_reason") is not None,
         )
         called = state["tools_streamed"] or bool(delta.calls)
         finish = choice.get("finish_reason")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from scripted_engine.answers import Asked, ChatAnswer, GenerateAnswer
+from scripted_engine.answers import Asked, ChatAnswer
 from scripted_engine.derendering import derender
 from scripted_engine.outcome import outcome, stop_strings
 from scripted_engine.plans import Fault, Plan, Script, Turn, always
@@ -27,10 +27,11 @@ from scripted_engine.refusals import (
     not_json,
     wrong_media_type,
 )
-from scripted_engine.rendering import rendered, sampling_of
+from scripted_engine.rendering import model_list, rendered, sampling_of
 from scripted_engine.run import Run
 from scripted_engine.server import Connection, Request
 from scripted_engine.template import Template
+from scripted_engine.token_answers import GenerateAnswer
 from scripted_engine.tokens import VOCABULARY, encode, logprob
 
 CHAT = "/v1/chat/completions"
@@ -169,7 +170,7 @@ class ScriptedEngine:
         get: dict[str, Callable[[Request], Any]] = {
             "/health": lambda request: None,
             "/version": lambda request: {"version": "scripted"},
-            "/v1/models": lambda request: self._models(),
+            "/v1/models": lambda request: model_list(self.model, self.max_model_len),
             "/weight_info": lambda request: {"weight_version": self.version},
             "/is_paused": lambda request: {"is_paused": self.paused},
         }
@@ -201,31 +202,6 @@ class ScriptedEngine:
         )
 
     # Endpoints
-
-    def _models(self) -> Json:
-        permission = {
-            "id": "modelperm-scripted",
-            "object": "model_permission",
-            "created": 0,
-            "allow_create_engine": False,
-            "allow_sampling": True,
-            "allow_logprobs": True,
-            "allow_search_indices": False,
-            "allow_view": True,
-            "allow_fine_tuning": False,
-            "organization": "*",
-            "group": None,
-            "is_blocking": False,
-        }
-        card = {
-            "id": self.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "vllm",
-            "root": self.model,
-            "parent": None,
-        }
-        return {"object": "list", "data": [card | {"max_model_len": self.max_model_len, "permission": [permission]}]}
 
     def _tokenize(self, request: Request) -> Json:
         body = self._body(request)

@@ -134,8 +134,11 @@ def new_call_id() -> str:
     return f"chatcmpl-tool-{os.urandom(8).hex()}"
 
 
-def difference(before: Told, after: Told, known_ids: list[str]) -> Delta:
-    """The delta from ``before`` to ``after``. A call that begins gets the next of ``known_ids``, or a new id there."""
+def difference(before: Told, after: Told, known_ids: list[str], *, ended: bool) -> Delta:
+    """The delta from ``before`` to ``after``. A call that begins gets the next of ``known_ids``, or a new id there.
+
+    A call without arguments gets ``{}`` only where its name comes with the end of the text: so does vLLM.
+    """
     calls: list[dict[str, Any]] = []
     for index, (name, arguments) in enumerate(after.calls):
         sent = before.calls[index][1] if index < len(before.calls) else ""
@@ -145,4 +148,6 @@ def difference(before: Told, after: Told, known_ids: list[str]) -> Delta:
             calls.append({"id": known_ids[index], "type": "function", "index": index, "function": {"name": name}})
         if len(arguments) > len(sent):
             calls.append({"index": index, "function": {"arguments": arguments[len(sent) :]}})
+    if ended and calls and not after.calls[-1][1]:
+        calls[-1]["function"]["arguments"] = "{}"
     return Delta(after.reasoning[len(before.reasoning) :], after.content[len(before.content) :], calls)

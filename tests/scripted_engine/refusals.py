@@ -121,6 +121,8 @@ def check_generate(body: dict[str, Any], limit: int, vocabulary: int) -> None:
     check_sampling(body["sampling_params"])
     check_top_logprobs(body["sampling_params"].get("logprobs"))
     if len(ids) > limit:
+        if body["sampling_params"].get("max_tokens") is None:
+            raise Refusal(f"Input length ({len(ids)}) exceeds model's maximum context length ({limit}).")
         raise Refusal(
             f"The decoder prompt (length {len(ids)}) is longer than the maximum model length of {limit}. "
             "Make sure that `max_model_len` is no smaller than the number of text tokens."

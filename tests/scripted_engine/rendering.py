@@ -1,4 +1,4 @@
-"""What ``render`` answers: a body for ``generate``, with the sampling parameters that vLLM resolves."""
+"""What ``render`` answers: a body for ``generate`` with the sampling parameters that vLLM resolves; the list of models."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sampling_of(body: Json, room: int) -> Json:
         "output_kind": 1 if body.get("stream") else 2,
         "skip_clone": True,
         "structured_outputs": _constraint(body),
-        "logit_bias": body.get("logit_bias"),
+        "logit_bias": {token: float(bias) for token, bias in (body.get("logit_bias") or {}).items()} or None,
         "bad_words": body.get("bad_words") or [],
         "skip_reading_prefix_cache": False,
     }
@@ -91,3 +91,30 @@ def _constraint(body: Json) -> Json | None:
         "_backend": None,
         "_backend_was_auto": False,
     }
+
+
+def model_list(model: str, max_model_len: int) -> Json:
+    """The body of ``/v1/models``."""
+    permission = {
+        "id": "modelperm-scripted",
+        "object": "model_permission",
+        "created": 0,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    card = {
+        "id": model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "vllm",
+        "root": model,
+        "parent": None,
+    }
+    return {"object": "list", "data": [card | {"max_model_len": max_model_len, "permission": [permission]}]}

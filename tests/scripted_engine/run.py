@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from scripted_engine.answers import ChatAnswer, GenerateAnswer, Span
+from scripted_engine.answers import ChatAnswer, Span
 from scripted_engine.plans import Plan
 from scripted_engine.server import Connection
+from scripted_engine.token_answers import GenerateAnswer
 
 if TYPE_CHECKING:
     from scripted_engine.engine import ScriptedEngine

@@ -1,7 +1,8 @@
 """A tokenizer that needs no model: markers, then groups of three printable ASCII characters, then single bytes.
 
-It is reversible (``decode(encode(text)) == text``), quick (8,000 ids in a tenth of a millisecond) and, like a learned
-tokenizer, not unique: ``encode(text, shift=1)`` gives other ids for the same text.
+No group reaches over a line's end, so that text has the same ids at the start of a reply as in its history. It is
+reversible (``decode(encode(text)) == text``), quick (8,000 ids in half a millisecond) and, like a learned one, not
+unique: ``encode(text, shift=1)`` gives other ids for the same text.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TURN_START, TURN_END = 1, 2
 CONTROL = frozenset((0, TURN_START, TURN_END))
 """Markers that are no text to a client; the others are ordinary text with an id of their own."""
 
-ALPHABET = bytes(range(0x20, 0x7F)) + b"\n"
+ALPHABET = bytes(range(0x20, 0x7F))
 BASE = len(ALPHABET)
 BYTES = 16
 PAIRS = BYTES + 256
@@ -40,7 +41,7 @@ SMALL = 300
 RANK = bytes(ALPHABET.index(byte) if byte in ALPHABET else 0 for byte in range(256))
 WEIGHTS = np.array([BASE**2, BASE, 1], dtype=np.int32)
 SPLIT = re.compile("(" + "|".join(map(re.escape, MARKERS)) + ")")
-RUNS = re.compile(r"[ -~\n]+|[^ -~\n]+")
+RUNS = re.compile(r"[ -~]+|[^ -~]+")
 MARKER_IDS = {text: number for number, text in enumerate(MARKERS)}
 
 
@@ -100,7 +101,7 @@ PIECES = _Pieces()
 
 def raw_text(ids: Iterable[int], *, control: bool) -> bytes:
     """The bytes of ``ids``, those of control markers only with ``control``."""
-    return b"".join(PIECES[token] for token in ids if control or token not in CONTROL)
+    return b"".join(map(PIECES.__getitem__, ids if control else [token for token in ids if token not in CONTROL]))
 
 
 def decode(ids: Iterable[int], *, control: bool = True) -> str:
