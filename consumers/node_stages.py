@@ -128,7 +128,7 @@ class LiveSession:
         task, loop = self._task, asyncio.get_running_loop()
         if wrong := unknown_part(task):
             return wrong
-        program(task.harness, task.instruction, "http://gateway.invalid/v1")
+        program(task.harness, task.instruction, "http://gateway.invalid/s/token")
         deadline = loop.time() + task.deadlines.init_s
         self._sandbox = await self._services.runtime.create("-".join(map(str, self._about.values())), task.runtime)
         for number, command in enumerate(task.runtime.prepare):
@@ -165,9 +165,9 @@ class LiveSession:
             sampling=task.sampling,
             budget=task.budget,
         )
-        base_url = f"{self._services.gateway_url.rstrip('/')}/s/{self._token}/v1"
-        agent = program(self._task.harness, self._task.instruction, base_url)
-        given = {"POLAR_BASE_URL": base_url, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "polar"}
+        root = f"{self._services.gateway_url.rstrip('/')}/s/{self._token}"
+        agent = program(self._task.harness, self._task.instruction, root)
+        given = {"POLAR_ROOT_URL": root, "POLAR_BASE_URL": f"{root}/v1"}
         return msgspec.structs.replace(agent, environment={**self._environment(), **given, **agent.environment})
 
     def _environment(self) -> dict[str, str]:

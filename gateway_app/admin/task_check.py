@@ -10,7 +10,7 @@ import msgspec
 from litestar.exceptions import ClientException
 
 from polar.evaluators import EVALUATORS
-from polar.harnesses import CHECKS, HarnessError
+from polar.harnesses import HARNESSES, HarnessError
 from polar.runtimes.names import INSIDE, VARIABLE, wrong_path, wrong_variable
 from polar.trajectories.builders import BUILDERS
 from schemas.tasks import SamplingSpec, TaskSpec
@@ -46,7 +46,7 @@ def _task(raw: Any, policy: str, where: str) -> TaskSpec:
     if not task.instruction.strip():
         raise ClientException(f"{where}.instruction: expected text, got none")
     _one_of(task.policy, [policy], f"{where}.policy")
-    _one_of(task.harness.name, CHECKS, f"{where}.harness.name")
+    _one_of(task.harness.name, HARNESSES, f"{where}.harness.name")
     _one_of(task.runtime.kind, RUNTIMES, f"{where}.runtime.kind")
     _one_of(task.evaluator.kind, EVALUATORS, f"{where}.evaluator.kind")
     _one_of(task.builder, BUILDERS, f"{where}.builder")
@@ -89,7 +89,7 @@ def _check_commands(task: TaskSpec, where: str) -> None:
 
 def _check_harness(task: TaskSpec, where: str) -> None:
     try:
-        CHECKS[task.harness.name](task.harness.options, task.instruction)
+        HARNESSES[task.harness.name].checked(task.harness.options, task.instruction)
     except HarnessError as error:
         raise ClientException(readable(str(error).removeprefix(f"harness {task.harness.name}: "), where)) from None
 

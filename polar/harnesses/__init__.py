@@ -6,20 +6,25 @@ May import `schemas` and `polar.runtimes` only.
 from __future__ import annotations
 
 from polar.harnesses import pi, shell
-from polar.harnesses.harness import Check, Harness, HarnessError
+from polar.harnesses.harness import Preset, addresses
+from polar.harnesses.packages import HarnessError
 from polar.runtimes.runtime import Program
 from schemas.tasks import HarnessSpec
 
-HARNESSES: dict[str, Harness] = {"pi": pi.program, "shell": shell.program}
-CHECKS: dict[str, Check] = {"pi": pi.checked, "shell": shell.checked}
-"""What ``program`` refuses on every machine, whether the agent program is installed or not."""
+HARNESSES: dict[str, Preset] = {
+    "pi": pi.PRESET,
+    "shell": shell.PRESET,
+}
 
 
-def program(spec: HarnessSpec, instruction: str, base_url: str) -> Program:
-    """The program that works on ``instruction`` with the model at ``base_url`` (…/v1). Raises HarnessError."""
+def program(spec: HarnessSpec, instruction: str, root: str) -> Program:
+    """The program that works on ``instruction`` with the model below ``root``, http://HOST:PORT/s/TOKEN.
+
+    Raises HarnessError.
+    """
     if spec.name not in HARNESSES:
         raise HarnessError(f"harness {spec.name!r} is unknown: use one of {', '.join(sorted(HARNESSES))}")
-    return HARNESSES[spec.name](spec.options, instruction, base_url)
+    return HARNESSES[spec.name].program(spec.options, instruction, root)
 
 
-__all__ = ["CHECKS", "HARNESSES", "Check", "Harness", "HarnessError", "program"]
+__all__ = ["HARNESSES", "HarnessError", "Preset", "addresses", "program"]

@@ -1,4 +1,8 @@
-"""Any command line as an agent: bash runs ``options.command``, with the instruction in POLAR_INSTRUCTION."""
+"""Any command line as an agent: bash runs ``options.command``, with the instruction in POLAR_INSTRUCTION.
+
+It finds the model by the variables that common client libraries read (``harness.addresses``); the session's token is
+in each of those URLs. Nothing keeps it from other network use.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from polar.harnesses.harness import API_KEY, HarnessError, read_options
+from polar.harnesses.harness import Preset, addresses, read_options
+from polar.harnesses.packages import HarnessError
 from polar.runtimes.runtime import Program
 
 
@@ -22,15 +27,18 @@ def checked(options: dict[str, Any], instruction: str) -> Options:
     return read
 
 
-def program(options: dict[str, Any], instruction: str, base_url: str) -> Program:
+def program(options: dict[str, Any], instruction: str, root: str) -> Program:
     """pipefail, so that ``agent | tee log`` fails when the agent does."""
     command = checked(options, instruction).command
     return Program(
         argv=["bash", "-o", "pipefail", "-c", command],
-        environment={
-            "POLAR_INSTRUCTION": instruction,
-            "POLAR_BASE_URL": base_url,
-            "OPENAI_BASE_URL": base_url,
-            "OPENAI_API_KEY": API_KEY,
-        },
+        environment={"POLAR_INSTRUCTION": instruction, **addresses(root)},
     )
+
+
+PRESET = Preset(
+    program=program,
+    checked=checked,
+    dialects=("openai.chat", "openai.responses", "anthropic.messages", "google.generate"),
+    notes="any command line",
+)

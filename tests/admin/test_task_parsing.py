@@ -116,5 +116,5 @@ def test_one_task_or_a_list():
 
 
 def test_what_pi_can_do_is_taken_where_pi_is_not_installed(monkeypatch, tmp_path):
-    monkeypatch.setenv("POLAR_NPM_PREFIX", str(tmp_path))
+    monkeypatch.setenv("POLAR_HARNESS_DIR", str(tmp_path))
     assert parse_tasks(json.dumps({**GOOD, "harness": {"name": "pi"}}).encode(), "policy")

@@ -31,7 +31,7 @@ from streams.consumer import Reader, Received
 GROUPS, SAMPLES, BATCH_GROUPS = 12, 2, 2
 BATCHES = GROUPS // BATCH_GROUPS
 DEADLINE_S = 270.0
-KEPT = ("POLAR_KAFKA_LIBS", "POLAR_NPM_PREFIX")
+KEPT = ("POLAR_KAFKA_LIBS", "POLAR_HARNESS_DIR")
 
 AGENT = """
 import json, os, time, urllib.error, urllib.request

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from polar.harnesses import HarnessError, pi, program
+from polar.harnesses.packages import installed, located, version
 from polar.runtimes.local import LocalRuntime
 from schemas.tasks import HarnessSpec, RuntimeSpec
 
@@ -55,7 +56,7 @@ async def model():
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    scripted.base_url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/s/token/v1"
+    scripted.root = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/s/token"
     yield scripted
     await runner.cleanup()
 
@@ -70,7 +71,7 @@ async def sandbox(tmp_path):
 @pytest.mark.parametrize("instruction", ["Write hi to a.txt", "--help", "@/etc/passwd -p\n/skill:x 'quoted' \"$HOME\""])
 async def test_pi_does_a_tool_call_and_no_call_of_its_own(sandbox, model, instruction):
     spec = HarnessSpec(name="pi", options={"system_prompt": "You are an agent.", "max_tokens": 77})
-    ended = await sandbox.run(program(spec, instruction, model.base_url), 60)
+    ended = await sandbox.run(program(spec, instruction, model.root), 60)
     assert (ended.exit_code, ended.stdout.strip(), ended.stderr) == (0, "done", "")
     assert (sandbox.work / "a.txt").read_text() == "hi\n"
     bodies = [body for _, body in model.requests]
@@ -87,7 +88,7 @@ async def test_pi_does_a_tool_call_and_no_call_of_its_own(sandbox, model, instru
 
 
 async def test_pi_fails_when_nothing_answers(sandbox, model):
-    ended = await sandbox.run(program(HarnessSpec(name="pi"), "do it", model.base_url + "/wrong"), 60)
+    ended = await sandbox.run(program(HarnessSpec(name="pi"), "do it", model.root + "/wrong"), 60)
     assert ended.exit_code == 1 and "404" in ended.stderr
 
 
@@ -104,19 +105,27 @@ async def test_pi_fails_when_nothing_answers(sandbox, model):
 )
 def test_wrong_options_are_named_in_one_line(name, options, message):
     with pytest.raises(HarnessError, match=message) as error:
-        program(HarnessSpec(name=name, options=options), "do it", "http://x/v1")
+        program(HarnessSpec(name=name, options=options), "do it", "http://x/s/t")
     assert "\n" not in str(error.value)
 
 
 def test_pi_must_be_installed_as_pinned(monkeypatch, tmp_path):
-    monkeypatch.setenv("POLAR_NPM_PREFIX", str(tmp_path))
-    with pytest.raises(HarnessError, match="make setup"):
-        pi.installed()
-    manifest = tmp_path / "node_modules" / pi.PACKAGE / "package.json"
+    monkeypatch.setenv("POLAR_HARNESS_DIR", str(tmp_path))
+    assert version("pi", pi.PACKAGE) is None and not installed("pi", pi.PACKAGE)
+    with pytest.raises(HarnessError, match="polar harness install pi"):
+        located("pi", pi.PACKAGE)
+    manifest = tmp_path / "pi" / "node_modules" / pi.PACKAGE.package / "package.json"
     manifest.parent.mkdir(parents=True)
     manifest.write_text('{"version": "1.6.0"}')
     with pytest.raises(HarnessError, match=r"version 1\.6\.0, not 0\.74\.2"):
-        pi.installed()
+        located("pi", pi.PACKAGE)
+    manifest.write_text('{"version": "0.74.2"}')
+    with pytest.raises(HarnessError, match=r"cli\.js is missing"):
+        located("pi", pi.PACKAGE)
+    (tmp_path / "pi" / pi.PACKAGE.binary).parent.mkdir()
+    (tmp_path / "pi" / pi.PACKAGE.binary).touch()
+    with pytest.raises(HarnessError, match=r"node is not installed.*make setup"):
+        located("pi", pi.PACKAGE)
 
 
 async def test_shell_gets_instruction_and_url_and_hides_no_crash(sandbox):
@@ -124,7 +133,7 @@ async def test_shell_gets_instruction_and_url_and_hides_no_crash(sandbox):
     spec = HarnessSpec(
         name="shell", options={"command": 'printf %s "$POLAR_INSTRUCTION" | tee a; echo $OPENAI_BASE_URL'}
     )
-    ended = await sandbox.run(program(spec, instruction, "http://h/s/t/v1"), 20)
+    ended = await sandbox.run(program(spec, instruction, "http://h/s/t"), 20)
     assert ended.stdout == instruction + "http://h/s/t/v1\n"
     crash = HarnessSpec(name="shell", options={"command": "(echo out; exit 9) | tee log"})
     assert (await sandbox.run(program(crash, "x", "http://h"), 20)).exit_code == 9
