@@ -1,102 +1,159 @@
-"""Writes the response of one call to its client, streamed or whole, and sees to it that the call has its end.
+"""Drives one call: from its sampling to its response, its end on the log and its delivery.
 
-The order that both keep: sampled → call.completed acknowledged → end of the response written → call.delivery.
+The order that all keep: call.started acknowledged → tokens to the client → call.completed acknowledged → the end of the
+response → call.delivery.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from contextlib import aclosing
-from typing import Any
 
-from gateway_app.capture import Call, Failure, classify
-from gateway_app.client import Client
-from gateway_app.dialects.openai_chat import ChatRequest, OpenAIChat, StreamedMessage, clean_message
-from gateway_app.sample import InexactSample
-from polar.engine.client import EngineClient, EngineError
+import msgspec
+
+from gateway_app.budgets import Use
+from gateway_app.call import Call
+from gateway_app.dialects.dialect import Dialect, Ended, Writer
+from gateway_app.dialects.reply import GrowingReply
+from gateway_app.failures import Failure, classify, session_ended
+from gateway_app.metrics import Metrics
+from gateway_app.response import EVENTS, Response
+from gateway_app.sampling.sample import InexactSample
+from gateway_app.sampling.sampling import Sampling, ended
+from gateway_app.stopping import stalled
+from polar.engine.client import EngineError, EngineUnavailable
 from streams.errors import StreamError
 
-RETRY_AFTER = {"retry-after": "2"}
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 10.0
+HEADERS_S = 5.0
+"""A stream whose status is not known by then gets its headers: programs give up on a response without any."""
+TICK_S = 1.0
 
 
-def session_ended() -> Failure:
-    """For a client that is still there when its attempt has ended."""
-    return Failure("session_ended", "this session has ended", 403, infrastructure=False)
+class Exchange(msgspec.Struct, eq=False):
+    """One call and all that answers it."""
+
+    call: Call
+    sampling: Sampling
+    dialect: Dialect
+    writer: Writer
+    response: Response
+    use: Use
+    sampled: bool = False
+    """Whether the engine has accepted the request."""
 
 
-async def answer(engine: EngineClient, call: Call, request: ChatRequest, client: Client) -> None:
-    """Everything after call.started. A failure goes to the record and to the client, in the dialect's shape."""
-    dialect = OpenAIChat(call.call_id, request.model)
-    write = _streamed if request.streamed else _whole
-    try:
-        await write(engine, call, request, client, dialect)
-    except (EngineError, InexactSample, StreamError, Failure) as error:
-        failure = error if isinstance(error, Failure) else classify(error)
-        await call.fail(failure)
-        if client.started:
-            await client.write_events(dialect.stream_error(failure.detail, failure.reason))
+class Answers:
+    """``stall_s``: how long the engine may sample nothing."""
+
+    def __init__(self, metrics: Metrics, stall_s: float) -> None:
+        self._metrics = metrics
+        self._stall_s = stall_s
+        self._open: set[Exchange] = set()
+
+    async def answer(self, exchange: Exchange) -> bool:
+        """All of a call. Returns whether it may be asked for again: it was sampled, and nobody received it."""
+        self._open.add(exchange)
+        self._metrics.started()
+        outcome = "cancelled"
+        try:
+            outcome = await self._sampled(exchange)
+        except (EngineError, InexactSample, StreamError, Failure) as error:
+            outcome = await self._failed(exchange, error)
+        finally:
+            self._open.discard(exchange)
+            await exchange.sampling.close()
+            self._metrics.ended(exchange.dialect.name, outcome)
+        return outcome == "undelivered"
+
+    async def keep_alive(self) -> None:
+        """For ever: writes to those that wait, and stops those whose engine has stalled."""
+        writing: set[asyncio.Task[None]] = set()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            for exchange in self._open:
+                if exchange.sampled and now - exchange.sampling.last_news > self._stall_s:
+                    exchange.call.stop.set(stalled(self._stall_s))
+                patience = KEEP_ALIVE_S if exchange.response.started else HEADERS_S
+                if exchange.call.request.streamed and now - exchange.response.last_write >= patience:
+                    task = asyncio.create_task(exchange.response.write(exchange.writer.keep_alive()))
+                    writing.add(task)
+                    task.add_done_callback(writing.discard)
+
+    async def _sampled(self, exchange: Exchange) -> str:
+        call, response, writer = exchange.call, exchange.response, exchange.writer
+        await exchange.sampling.open()
+        exchange.sampling.last_news, exchange.sampled = time.monotonic(), True
+        exchange.use.started()
+        streamed, opened = call.request.streamed, False
+        if streamed:
+            await call.on_record()
+            if call.sample.prompt_ids is not None:
+                await response.write(writer.start(len(call.sample.prompt_ids)))
+                opened = True
+            elif not response.started:
+                await response.start(200, EVENTS)
+        reply = GrowingReply()
+        async with aclosing(exchange.sampling.deltas()) as deltas:
+            async for delta in deltas:
+                reply.add(delta)
+                if streamed:
+                    content = writer.delta(delta)
+                    if not opened:
+                        content, opened = writer.start(len(call.sample.prompt_ids or ())) + content, True
+                    if content:
+                        await response.write(content)
+        if streamed and not opened:
+            await response.write(writer.start(len(call.sample.prompt_ids or ())))
+        return await self._completed(exchange, reply)
+
+    async def _completed(self, exchange: Exchange, growing: GrowingReply) -> str:
+        call, response, writer = exchange.call, exchange.response, exchange.writer
+        reply, sample = growing.whole(), call.sample
+        prompt_tokens = len(sample.prompt_ids or ())
+        end = ended(sample, prompt_tokens, exchange.sampling.finish_reason, bool(reply.tool_calls))
+        exchange.use.sampled(len(sample.ids))
+        self._metrics.tokens(prompt_tokens, len(sample.ids))
+        if exchange.sampling.finish_reason == "abort":
+            return await self._aborted(exchange, growing, end)
+        await call.complete(reply, end, end.finish_reason)
+        if call.request.streamed:
+            await response.write(writer.end(end))
         else:
-            await refuse(client, failure)
+            await response.whole(200, writer.whole(reply, end))
+        self._metrics.total(time.monotonic() - exchange.sampling.last_news)
+        delivered = await response.finish() and not call.stop.is_set
+        await call.delivery(delivered)
+        return "completed" if delivered else "undelivered"
 
-
-async def refuse(client: Client, failure: Failure) -> None:
-    """An error response. Agent programs wait and try again at 503, so Retry-After says when."""
-    headers = RETRY_AFTER if failure.status == 503 else {}
-    await client.respond(failure.status, OpenAIChat.error(failure.status, failure.detail, code=failure.reason), headers)
-
-
-async def _streamed(
-    engine: EngineClient, call: Call, request: ChatRequest, client: Client, dialect: OpenAIChat
-) -> None:
-    message, state, finish_reason = StreamedMessage(), None, "abort"
-    async with aclosing(call.pieces()) as pieces:
-        async for piece in pieces:
-            if piece is None:
-                await client.write_events(dialect.keep_alive())
-            elif not call.stop.is_set():
-                choice, state = await engine.derender_delta(call.chat_request, call.prompt_ids, piece.choice(), state)
-                delta = call.cut_at_stop(clean_message(choice["delta"]))
-                message.add(delta)
-                finish_reason = choice["finish_reason"] or finish_reason
-                if delta:
-                    await client.write_events(dialect.delta(delta))
-    if call.stop.is_set():
-        finish_reason = call.sample.finish_reason or finish_reason
-    await call.complete(message.whole(), finish_reason)
-    if finish_reason == "abort":
-        ended = session_ended()
-        await client.write_events(dialect.stream_error(ended.detail, ended.reason))
+    async def _aborted(self, exchange: Exchange, growing: GrowingReply, end: Ended) -> str:
+        """A part of a response is on the log, and trained by nobody."""
+        call = exchange.call
+        why = call.stop.why or session_ended()
+        if why.infrastructure or not call.sample.ids:
+            raise why
+        await call.complete(growing.whole(), end, "abort")
+        await self._show(exchange, why)
         await call.delivery(False)
-        return
-    usage = call.sample.usage if request.include_usage else None
-    await client.write_events(dialect.finish(finish_reason, usage))
-    await call.delivery(await client.received() and not call.stop.is_set())
+        return why.reason
 
+    async def _failed(self, exchange: Exchange, error: Exception) -> str:
+        failure, call = classify(error), exchange.call
+        if call.begun or not isinstance(error, EngineUnavailable):
+            await call.refuse(failure)
+        await self._show(exchange, failure)
+        return failure.reason
 
-async def _whole(engine: EngineClient, call: Call, request: ChatRequest, client: Client, dialect: OpenAIChat) -> None:
-    async with aclosing(call.pieces()) as pieces:
-        async for _ in pieces:
-            pass
-    choice = await _derendered(engine, call, request)
-    message: dict[str, Any] = {"content": None} | call.cut_at_stop(clean_message(choice["message"]))
-    finish_reason: str = choice["finish_reason"]
-    if message.get("tool_calls") and finish_reason == "stop":
-        finish_reason = "tool_calls"
-    await call.complete(message, finish_reason)
-    if finish_reason == "abort":
-        await refuse(client, session_ended())
-        await call.delivery(False)
-        return
-    await client.respond(200, dialect.whole(message, finish_reason, choice.get("logprobs"), call.sample.usage))
-    await call.delivery(await client.received() and not call.stop.is_set())
-
-
-async def _derendered(engine: EngineClient, call: Call, request: ChatRequest) -> dict[str, Any]:
-    sample, shown = call.sample, call.sample.shown
-    ending: dict[str, Any] = {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
-    if not shown:
-        return {"message": {"role": "assistant", "content": ""}} | ending
-    choice = {"token_ids": sample.ids[:shown]} | ending
-    if request.logprobs:
-        pairs = zip(sample.ids[:shown], sample.logprobs[:shown], strict=True)
-        choice["logprobs"] = {"content": [{"token_id": token, "logprob": logprob} for token, logprob in pairs]}
-    return (await engine.derender(call.chat_request, call.prompt_ids, choice))["choices"][0]
+    async def _show(self, exchange: Exchange, failure: Failure) -> None:
+        response = exchange.response
+        if not response.started:
+            content = exchange.dialect.error(failure.status, failure.detail, code=failure.reason)
+            await response.whole(failure.status, content, failure.headers)
+        elif exchange.call.request.streamed:
+            await response.write(exchange.writer.failed(failure.status, failure.detail, failure.reason))
+        await response.finish()

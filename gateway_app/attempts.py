@@ -7,13 +7,14 @@ named yet is let in: its token is signed.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
 
+from gateway_app.failures import session_ended
+from gateway_app.stopping import Stop
 from schemas.record import Record
 from schemas.scheduling import (
     Cancel,
@@ -47,10 +48,10 @@ class Attempts:
     """
 
     def __init__(self, on_end: Callable[[str, int], None] = lambda session_id, attempt: None) -> None:
-        self._on_end = on_end
+        self.on_end = on_end
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._live: dict[str, Place] = {}
-        self._stops: dict[tuple[str, int], set[asyncio.Event]] = {}
+        self._stops: dict[tuple[str, int], set[Stop]] = {}
 
     def ended(self, session_id: str, attempt: int) -> bool:
         return attempt <= self._ended.get(session_id, -1)
@@ -60,12 +61,12 @@ class Attempts:
         return {session_id: place.attempt for session_id, place in self._live.items()}
 
     @contextmanager
-    def stopping(self, session_id: str, attempt: int, stop: asyncio.Event) -> Iterator[None]:
+    def stopping(self, session_id: str, attempt: int, stop: Stop) -> Iterator[None]:
         """While inside, the end of the attempt sets ``stop``."""
         stops = self._stops.setdefault((session_id, attempt), set())
         stops.add(stop)
         if self.ended(session_id, attempt):
-            stop.set()
+            stop.set(session_ended())
         try:
             yield
         finally:
@@ -112,5 +113,5 @@ class Attempts:
         for (stopped_id, stopped_attempt), stops in self._stops.items():
             if stopped_id == session_id and stopped_attempt <= attempt:
                 for stop in stops:
-                    stop.set()
-        self._on_end(session_id, attempt)
+                    stop.set(session_ended())
+        self.on_end(session_id, attempt)

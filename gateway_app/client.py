@@ -15,19 +15,20 @@ Send = Callable[[Any], Awaitable[None]]
 WRITE_S = 60.0
 """A client that takes nothing for so long is gone."""
 
-JSON = {"content-type": "application/json"}
-EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+class TooLarge(Exception):
+    """A body over the limit."""
 
 
 class Client:
-    """An async context manager around a response, after the request's body was read. Sets ``stop`` when it leaves."""
+    """An async context manager around a response, after the request's body was read. ``on_leave`` is told once."""
 
-    def __init__(self, receive: Receive, send: Send, stop: asyncio.Event) -> None:
+    def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._stop = stop
-        self._gone = False
+        self.gone = False
         self.started = False
+        self.on_leave: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Client:
         self._listening = asyncio.create_task(self._listen())
@@ -35,40 +36,28 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         self._listening.cancel()
-        await asyncio.gather(self._listening, return_exceptions=True)
 
-    async def respond(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-        """A whole JSON response, but for its end."""
-        await self._start(status, JSON | {"content-length": str(len(content))} | (headers or {}))
-        await self._write(content)
+    async def start(self, status: int, headers: dict[str, str]) -> None:
+        self.started = True
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self._put({"type": "http.response.start", "status": status, "headers": pairs})
 
-    async def write_events(self, events: bytes) -> None:
-        """Server-sent events; the headers go with the first."""
-        if not self.started:
-            await self._start(200, EVENTS)
-        await self._write(events)
+    async def write(self, content: bytes) -> None:
+        await self._put({"type": "http.response.body", "body": content, "more_body": True})
 
     async def received(self) -> bool:
         """Whether all was written and the client has not closed; before ``end``, which closes it on our side."""
         # A close that lies in the socket is seen after the loop has polled it.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        return not self._gone
+        return not self.gone
 
     async def end(self) -> None:
-        if self.started and not self._gone:
+        if self.started and not self.gone:
             await self._put({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _start(self, status: int, headers: dict[str, str]) -> None:
-        self.started = True
-        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self._put({"type": "http.response.start", "status": status, "headers": pairs})
-
-    async def _write(self, content: bytes) -> None:
-        await self._put({"type": "http.response.body", "body": content, "more_body": True})
-
     async def _put(self, message: MutableMapping[str, Any]) -> None:
-        if self._gone:
+        if self.gone:
             return
         try:
             async with asyncio.timeout(WRITE_S):
@@ -82,5 +71,22 @@ class Client:
         self._leave()
 
     def _leave(self) -> None:
-        self._gone = True
-        self._stop.set()
+        if not self.gone:
+            self.gone = True
+            self.on_leave()
+
+
+async def read_body(receive: Receive, limit: int) -> bytes | None:
+    """The request's whole body; None where the client left before its end. Raises TooLarge."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise TooLarge
+        parts.append(part)
+        if not message.get("more_body"):
+            return part if len(parts) == 1 else b"".join(parts)

@@ -1,4 +1,4 @@
-"""``python -m gateway_app.gateway``: the model API that agent programs are pointed at, at ``/s/<session token>/v1``.
+"""``python -m gateway_app.gateway``: the model API that agent programs are pointed at, at ``/s/<session token>``.
 
 Each call is sampled by the engine and captured on ``polar.sessions``. What may call is followed on ``polar.scheduler``,
 which is read from its beginning before the first request is served.
@@ -7,106 +7,43 @@ which is read from its beginning before the first request is served.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from litestar import Litestar, Request, Response, get, post
-from litestar.exceptions import HTTPException
-from litestar.params import FromPath
-from litestar.types import ASGIApp, Receive, Scope, Send
+import uvloop
+from litestar import Litestar, Request, Response, asgi, get
+from litestar.types import Receive, Scope, Send
 
-from gateway_app.answers import answer, refuse, session_ended
 from gateway_app.attempts import Attempts
-from gateway_app.capture import Capture, Failure
-from gateway_app.client import Client
-from gateway_app.dialects.openai_chat import BadRequest, OpenAIChat
+from gateway_app.call import Log
 from gateway_app.following import Follower, call_numbers
-from gateway_app.history import Histories
+from gateway_app.log import KafkaLog, NoLog
+from gateway_app.metrics import Metrics
+from gateway_app.sampling.sampler import Sampler
 from gateway_app.serve import ListenError, listen, serve, stop_on_signals
-from polar.engine.client import EngineClient, EngineError
-from polar.session_token import InvalidToken, SessionToken, load_secret, verify
+from gateway_app.serving import Serving
+from polar.engine.client import EngineClient
+from polar.session_token import load_secret
 from polar.settings import Settings, SettingsError, from_environment
 from streams.errors import StreamError
 from streams.producer import Producer
 
 log = logging.getLogger("gateway")
 
-ENGINE_HOLD_S = 60.0
-"""Less than the 120 s after which the least patient agent program gives up on a response without headers."""
-MAX_BODY = 64 * 1024 * 1024
 PUBLISH_S = 15.0
 
 
 class Gateway:
     """What the routes share."""
 
-    def __init__(
-        self, capture: Capture, attempts: Attempts, histories: Histories, follower: Follower, secret: str
-    ) -> None:
-        self.engine = capture.engine
-        self.capture = capture
-        self.attempts = attempts
-        self.histories = histories
+    def __init__(self, serving: Serving, engine: EngineClient, follower: Follower) -> None:
+        self.serving = serving
+        self.engine = engine
         self.follower = follower
-        self._secret = secret
-
-    def admit(self, token: str) -> SessionToken:
-        """Raises Failure: 401 for no valid token, 403 for an attempt that has ended."""
-        try:
-            session = verify(self._secret, token)
-        except InvalidToken as error:
-            raise Failure("invalid_session_token", str(error), 401, infrastructure=False) from None
-        if self.attempts.ended(session.session_id, session.attempt):
-            raise session_ended()
-        return session
-
-    async def chat(self, token: str, content: bytes, receive: Receive, send: Send) -> None:
-        """One chat completion, from the token to its delivery."""
-        stop = asyncio.Event()
-        async with Client(receive, send, stop) as client:
-            try:
-                session = self.admit(token)
-                request = OpenAIChat.parse(content)
-                with self.attempts.stopping(session.session_id, session.attempt, stop):
-                    history = self.histories.of(session.session_id, session.attempt)
-                    call = await self.capture.start(session, history, request, OpenAIChat.name, stop)
-                    await answer(self.engine, call, request, client)
-            except BadRequest as error:
-                await client.respond(400, OpenAIChat.error(400, str(error), param=error.param))
-            except Failure as failure:
-                await refuse(client, failure)
-            await client.end()
-
-
-@post("/s/{token:str}/v1/chat/completions")
-async def chat_completions(token: FromPath[str], request: Request[Any, Any, Any]) -> ASGIApp:
-    content = await request.body()
-    gateway: Gateway = request.app.state.gateway
-
-    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        await gateway.chat(token, content, receive, send)
-
-    return respond
-
-
-@get("/v1/models")
-async def models(request: Request[Any, Any, Any]) -> Response[Any]:
-    try:
-        return Response(await request.app.state.gateway.engine.models())
-    except EngineError as error:
-        raise HTTPException(status_code=503, detail=str(error), headers={"retry-after": "2"}) from error
-
-
-@get("/s/{token:str}/v1/models")
-async def session_models(token: FromPath[str], request: Request[Any, Any, Any]) -> Response[Any]:
-    try:
-        request.app.state.gateway.admit(token)
-    except Failure as failure:
-        raise HTTPException(status_code=failure.status, detail=failure.detail, extra={"code": failure.reason}) from None
-    return await models.fn(request)
 
 
 @get("/health")
@@ -118,31 +55,27 @@ async def health(request: Request[Any, Any, Any]) -> Response[Any]:
     return Response({"status": "ok", "engine": await gateway.engine.healthy()})
 
 
-def openai_error(_: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    extra = error.extra if isinstance(error.extra, dict) else {}
-    content = OpenAIChat.error(error.status_code, error.detail, code=extra.get("code"))
-    return Response(content, status_code=error.status_code, headers=error.headers, media_type="application/json")
+@get("/metrics")
+async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    content, media_type = request.app.state.gateway.serving.metrics.render()
+    return Response(content, media_type=media_type)
+
+
+@asgi("/", is_mount=True, copy_scope=True)
+async def models_api(scope: Scope, receive: Receive, send: Send) -> None:
+    """All else: paths are the dialects' business, and they are lenient."""
+    await scope["litestar_app"].state.gateway.serving.handle(scope, receive, send)
 
 
 def create_app(gateway: Gateway) -> Litestar:
-    app = Litestar(
-        [chat_completions, models, session_models, health],
-        exception_handlers={HTTPException: openai_error},
-        request_max_body_size=MAX_BODY,
-        openapi_config=None,
-        logging_config=None,
-    )
+    app = Litestar([health, metrics, models_api], openapi_config=None, logging_config=None)
     app.state.gateway = gateway
     return app
 
 
 @asynccontextmanager
 async def gateway(
-    settings: Settings,
-    *,
-    hold_s: float = ENGINE_HOLD_S,
-    publish_s: float = PUBLISH_S,
-    on_failure: Callable[[Exception], None] = lambda error: None,
+    settings: Settings, *, publish_s: float = PUBLISH_S, on_failure: Callable[[Exception], None] = lambda error: None
 ) -> AsyncIterator[Gateway]:
     """A gateway that is connected and has read who may call. Raises StreamError when Kafka is away.
 
@@ -150,14 +83,35 @@ async def gateway(
     """
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(EngineClient(settings.engine_url))
-        producer = Producer(settings.kafka_bootstrap, source="gateway", deadline_s=publish_s)
-        await stack.enter_async_context(producer)
-        histories = Histories()
-        attempts = Attempts(on_end=histories.drop)
+        attempts, counts = Attempts(), Metrics()
+        log: Log = NoLog()
+        if settings.capture == "on":
+            producer = Producer(settings.kafka_bootstrap, source="gateway", deadline_s=publish_s)
+            log = KafkaLog(await stack.enter_async_context(producer), counts)
+        sampler = Sampler(
+            engine,
+            policy=settings.policy,
+            api=settings.engine_api,
+            history=settings.history,
+            hold_s=settings.engine_hold_s,
+        )
+        secret = load_secret(settings)
+        serving = Serving(sampler, log, attempts, counts, secret=secret, stall_s=settings.engine_stall_s)
         follower = await stack.enter_async_context(Follower(settings.kafka_bootstrap, attempts, on_failure))
-        histories.resume(await call_numbers(settings.kafka_bootstrap, attempts.live()))
-        capture = Capture(engine, producer, policy=settings.policy, hold_s=hold_s)
-        yield Gateway(capture, attempts, histories, follower, load_secret(settings))
+        serving.resume(await call_numbers(settings.kafka_bootstrap, attempts.live()))
+        await stack.enter_async_context(_going_on(serving.answers.keep_alive()))
+        yield Gateway(serving, engine, follower)
+
+
+@asynccontextmanager
+async def _going_on(work: Any) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def run(settings: Settings) -> None:
@@ -179,9 +133,9 @@ async def run(settings: Settings) -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="gateway: %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     try:
-        asyncio.run(run(from_environment()))
+        uvloop.run(run(from_environment()))
     except (SettingsError, ListenError, StreamError) as error:
         log.error("%s", error)
         return 1

@@ -35,7 +35,13 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(app: Any, listening: socket.socket, stop: asyncio.Event) -> None:
     """Serves until ``stop`` is set; requests that run then have GRACE_S seconds to end."""
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=75
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=75,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))

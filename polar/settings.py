@@ -43,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """exact: a prompt keeps the ids that were sampled for its history; template: it is rendered anew each turn."""
     engine_api: Literal["tokens", "chat"] = "tokens"
     """tokens: vLLM's render, generate, derender; chat: plain Chat Completions with ids (history is the template's)."""
+    capture: Literal["on", "off"] = "on"
+    """off: the gateway is a plain proxy, nothing is recorded, and nothing can be trained."""
     engine_hold_s: Positive = 60.0
     """How long a call waits for an engine that is away. The least patient agent program gives up after 60 to 120 s."""
     engine_stall_s: Positive = 300.0

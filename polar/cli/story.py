@@ -133,8 +133,9 @@ def _(record: SessionClosed) -> str:
 
 @describe.register
 def _(record: CallStarted) -> str:
-    new = len(unpack_ids(record.prompt_ids))
-    kept = f" after {record.kept_ids} known" if record.base_call_id else ""
+    new = "unknown" if record.prompt_ids is None else len(unpack_ids(record.prompt_ids))
+    kept = f" after {record.kept_ids} known" if record.kept_ids else ""
+    kept += ", exact history" if record.history == "exact" else ""
     streamed = ", streamed" if record.streamed else ""
     auxiliary = f", {record.auxiliary}" if record.auxiliary else ""
     return f"{f'call {record.number} started':<19}{new} prompt tokens{kept}{streamed}{auxiliary}"

@@ -1,13 +1,12 @@
-"""The client of vLLM's token-in, token-out endpoints and of its weight control. Every request has a deadline.
+"""The connection to vLLM and its weight control. Every request but a stream of tokens has a deadline.
 
-A chat request becomes ids by ``render``, the ids are sampled from by ``generate``, and sampled ids become text and tool
-calls by ``derender`` or, piece by piece, ``derender_delta``. No tokenizer and no tool parser lives on our side.
+What is sampled through it: ``token_api`` (ids in, ids out) and ``chat_api`` (plain Chat Completions).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
@@ -15,13 +14,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.engine.chunks import GenerateChunk, decode_chunk, server_sent_events
+from polar.engine.chunks import Chunk, decode_chunk, event_blocks
 
 CONTROL = aiohttp.ClientTimeout(total=60, sock_connect=5)
 WEIGHTS = aiohttp.ClientTimeout(total=300, sock_connect=5)
 QUICK = aiohttp.ClientTimeout(total=5, sock_connect=2)
-GENERATE = aiohttp.ClientTimeout(total=3600, sock_connect=5, sock_read=600)
-"""Between two tokens; a request may wait in the engine's queue for its first."""
+SAMPLING = aiohttp.ClientTimeout(total=None, sock_connect=5)
+"""How long it may take is the caller's business: a request may wait in the engine's queue for its first token."""
+JSON = {"content-type": "application/json"}
 
 
 class EngineError(Exception):
@@ -82,68 +82,12 @@ class EngineClient:
         """The body of ``/v1/models``."""
         return await self._request("GET", "/v1/models", timeout=QUICK)
 
-    async def render(self, chat_request: dict[str, Any]) -> dict[str, Any]:
-        """A chat request to the body of ``generate``: ``token_ids``, ``sampling_params`` and more.
+    async def post(self, path: str, body: bytes, timeout: aiohttp.ClientTimeout = CONTROL) -> bytes:
+        """The bytes of a JSON answer to a JSON body."""
+        return await self._exchange("POST", path, body, timeout)
 
-        Raises EngineRefused for a request that the engine does not accept (also: too long for the context).
-        """
-        return await self._request("POST", "/v1/chat/completions/render", chat_request)
-
-    async def generate(self, body: dict[str, Any]) -> AsyncIterator[GenerateChunk]:
-        """Samples, and yields chunks as they come. The last with a choice has ``finish_reason`` and the version spans.
-
-        Closing the iterator ends the request in the engine.
-        """
-        body = body | {
-            "sampling_params": body["sampling_params"]
-            | {"logprobs": max(body["sampling_params"].get("logprobs") or 0, 0)},
-            "return_token_ids": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        try:
-            async with self._session.post(self.url + "/inference/v1/generate", json=body, timeout=GENERATE) as response:
-                if response.status != 200:
-                    raise _error("/inference/v1/generate", response.status, await response.read())
-                async for data in server_sent_events(response.content.iter_any()):
-                    yield _chunk(data)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineUnavailable(f"{self.url}/inference/v1/generate: {error or type(error).__name__}") from error
-
-    async def abort(self, request_id: str) -> None:
-        """Ends a request that ``generate`` was given as ``request_id``; its stream ends with the reason ``abort``."""
-        ids = [f"generate-tokens-{request_id}"]
-        await self._request("POST", "/inference/v1/abort_requests", {"request_ids": ids}, timeout=QUICK)
-
-    async def derender(
-        self, chat_request: dict[str, Any], prompt_ids: list[int], choice: dict[str, Any]
-    ) -> dict[str, Any]:
-        """A whole response (``token_ids``, ``finish_reason`` …) to a chat completion."""
-        body = {
-            "chat_request": _unstreamed(chat_request),
-            "generate_response": {"request_id": "whole", "choices": [{"index": 0, **choice}]},
-            "prompt_tokens": len(prompt_ids),
-            "prompt_token_ids": prompt_ids,
-        }
-        return await self._request("POST", "/v1/chat/completions/derender", body)
-
-    async def derender_delta(
-        self,
-        chat_request: dict[str, Any],
-        prompt_ids: list[int],
-        choice: dict[str, Any],
-        state: dict[str, Any] | None,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The next tokens of a response to (a streamed chunk's choice, the state for the next call)."""
-        body = {
-            "stream": True,
-            "chat_request": _unstreamed(chat_request),
-            "generate_chunk": {"request_id": "delta", "choices": [{"index": 0, **choice}]},
-            "stream_state": state,
-            "prompt_token_ids": prompt_ids,
-        }
-        answer = await self._request("POST", "/v1/chat/completions/derender", body)
-        return answer["chunk"]["choices"][0], answer["stream_state"]
+    def stream(self, path: str, body: bytes) -> EventStream:
+        return EventStream(self._session, self.url, path, body)
 
     async def probe_logprobs(self, prompt_ids: list[int]) -> NDArray[np.float32]:
         """Log-probs (nats, temperature 1) of ``prompt_ids`` (n tokens) after the first: float32, shape (n−1,)."""
@@ -196,28 +140,72 @@ class EngineClient:
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None, timeout: aiohttp.ClientTimeout = CONTROL
     ) -> Any:
+        content = await self._exchange(method, path, None if body is None else msgspec.json.encode(body), timeout)
+        return msgspec.json.decode(content) if content else None
+
+    async def _exchange(self, method: str, path: str, body: bytes | None, timeout: aiohttp.ClientTimeout) -> bytes:
         try:
-            async with self._session.request(method, self.url + path, json=body, timeout=timeout) as response:
+            async with self._session.request(
+                method, self.url + path, data=body, headers=JSON, timeout=timeout
+            ) as response:
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnavailable(f"{self.url}{path}: {error or type(error).__name__}") from error
         if response.status != 200:
             raise _error(path, response.status, content)
-        return msgspec.json.decode(content) if content else None
+        return content
 
 
-def _unstreamed(chat_request: dict[str, Any]) -> dict[str, Any]:
-    """Without what is for the engine's own streaming: it refuses ``stream_options`` where ``stream`` is not set."""
-    return {name: value for name, value in chat_request.items() if name not in ("stream", "stream_options")}
+class EventStream:
+    """A stream of server-sent events: ``open``, then iterate; each step has the data of those that arrived together.
+
+    An async context manager; leaving it, or ``close`` from elsewhere, ends the request in the engine.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, path: str, body: bytes) -> None:
+        self._http, self._url, self._body = http, url + path, body
+        self.path = path
+        self._response: aiohttp.ClientResponse | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> EventStream:
+        """Returns when the engine has accepted the request. Raises EngineError."""
+        try:
+            response = await self._http.post(self._url, data=self._body, headers=JSON, timeout=SAMPLING)
+            self._response = response
+            if response.status != 200:
+                raise _error(self.path, response.status, await response.read())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineUnavailable(f"{self._url}: {error or type(error).__name__}") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._response is not None and not self._closed:
+            self._closed = True
+            self._response.close()
+
+    async def __aiter__(self) -> AsyncGenerator[list[Chunk], None]:
+        assert self._response is not None, "a stream is iterated inside `async with`"
+        try:
+            async for events in event_blocks(self._response.content.iter_any()):
+                yield [read_chunk(self.path, data) for data in events]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineUnavailable(f"{self._url}: {error or type(error).__name__}") from error
+        self._closed = True
+        self._response.release()
 
 
-def _chunk(data: bytes) -> GenerateChunk:
+def read_chunk(path: str, data: bytes) -> Chunk:
+    """Raises EngineFault for what is no chunk, and for the error that the engine sends in place of one."""
     try:
         chunk = decode_chunk(data)
     except msgspec.MsgspecError as error:
-        raise EngineFault(f"/inference/v1/generate: a chunk that cannot be read ({error})") from error
+        raise EngineFault(f"{path}: an answer that cannot be read ({error})") from error
     if chunk.error is not None:
-        raise EngineFault(f"/inference/v1/generate: {chunk.error.get('message', chunk.error)}")
+        raise EngineFault(f"{path}: {chunk.error.get('message', chunk.error)}")
     return chunk
 
 

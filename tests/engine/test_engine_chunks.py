@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polar.engine.chunks import decode_chunk, server_sent_events
+from polar.engine.chunks import decode_chunk, event_blocks
 
 CONTENT = st.lists(st.text(alphabet=st.characters(exclude_characters="\n\r"), min_size=1).filter(str.strip))
 
@@ -26,7 +26,7 @@ def test_events_survive_any_cut(contents: list[str], cuts: list[int]) -> None:
             rest, index = rest[size:], index + 1
 
     async def collect() -> list[bytes]:
-        return [event async for event in server_sent_events(blocks())]
+        return [event async for events in event_blocks(blocks()) for event in events]
 
     assert asyncio.run(collect()) == items
 

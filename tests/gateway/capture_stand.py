@@ -1,13 +1,22 @@
-"""Capture without Kafka and without a model: a log in memory, and an engine that is away where a test says so."""
+"""Calls without Kafka and without a model: a log in memory, and an engine that is away where a test says so."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import msgspec
 from aiohttp import web
 
+from gateway_app.call import About, Call
+from gateway_app.dialects.chat_completions import OpenAIChat
+from gateway_app.history import AttemptHistory
+from gateway_app.sampling.sampler import Sampler
+from gateway_app.stopping import Stop
+from polar.engine.client import EngineClient
 from polar.session_token import SessionToken, sign, verify
 from schemas.record import Record
 
@@ -15,13 +24,16 @@ SECRET = "a secret of thirty-two characters"
 
 
 class Log:
-    """In the producer's place: keeps what is sent."""
+    """In Kafka's place: keeps what is sent."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
-    async def send(self, _: str, record: Record) -> None:
+    async def post(self, _: str, record: Record) -> asyncio.Future[Any]:
         self.records.append(record)
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
 
     async def holds(self, kind: type) -> None:
         async with asyncio.timeout(10):
@@ -44,6 +56,8 @@ class Engine:
         if name == "generate":
             self.asked.set()
             await asyncio.sleep(60)
+        if name == "models":
+            return web.json_response({"data": [{"id": "policy", "max_model_len": 1000}]})
         return web.json_response({"token_ids": [1, 2], "sampling_params": {}})
 
     @asynccontextmanager
@@ -59,5 +73,24 @@ class Engine:
             await runner.cleanup()
 
 
+@functools.cache
 def token() -> SessionToken:
     return verify(SECRET, sign(SECRET, "s", 0, 60))
+
+
+def sampler(engine: EngineClient, hold_s: float = 30.0) -> Sampler:
+    return Sampler(engine, policy="policy", api="tokens", history="template", hold_s=hold_s)
+
+
+def call(log: Log, engine: Sampler, messages: list[Any], stop: Stop, history: AttemptHistory | None = None) -> Call:
+    """A call of the session that ``token`` is for."""
+    request = OpenAIChat().parse(msgspec.json.encode({"model": "m", "messages": messages}))
+    about = About(token=token(), dialect="openai.chat", secret=True)
+    return Call(
+        log,
+        about,
+        history=history or AttemptHistory(),
+        request=request,
+        chat_request=engine.chat_request(request),
+        stop=stop,
+    )

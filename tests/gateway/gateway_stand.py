@@ -64,12 +64,16 @@ class Stand:
 
 @asynccontextmanager
 async def stand(
-    tmp_path: Path, kafka: str, engine_url: str, hold_s: float = 30.0, publish_s: float = 15.0
+    tmp_path: Path, kafka: str, engine_url: str, publish_s: float = 15.0, **settings: Any
 ) -> AsyncIterator[Stand]:
-    settings = Settings(run_dir=tmp_path, kafka_bootstrap=kafka, engine_url=engine_url, session_secret=SECRET)
+    """``settings`` are fields of ``polar.settings.Settings``."""
+    given = {"run_dir": tmp_path, "kafka_bootstrap": kafka, "engine_url": engine_url, "session_secret": SECRET}
     stop = asyncio.Event()
     listening = listen("127.0.0.1", 0)
-    async with gateway(settings, hold_s=hold_s, publish_s=publish_s) as ready, aiohttp.ClientSession() as http:
+    async with (
+        gateway(Settings(**(given | settings)), publish_s=publish_s) as ready,
+        aiohttp.ClientSession() as http,
+    ):
         serving = asyncio.create_task(serve(create_app(ready), listening, stop))
         try:
             yield Stand(f"http://127.0.0.1:{listening.getsockname()[1]}", http)

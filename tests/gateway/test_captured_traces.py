@@ -60,7 +60,7 @@ async def versions(url: str) -> AsyncIterator[EngineClient]:
 async def two_calls(proxy: EngineProxy, engine: EngineClient, tmp_path: Path, kafka: str, body: dict) -> list[Any]:
     """The captured story of a session whose second prompt is the first one's ids, then TURN."""
     session, messages = new_id(), [{"role": "user", "content": "hello world"}]
-    async with proxy.running(), stand(tmp_path, kafka, proxy.url) as gateway:
+    async with proxy.running(), stand(tmp_path, kafka, proxy.url, history="template") as gateway:
         for version in VERSIONS:
             await engine.set_weight_version(version)
             await gateway.chat(gateway.base(session), messages=messages, **BODY, **body)

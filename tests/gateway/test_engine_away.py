@@ -7,53 +7,56 @@ from typing import Any
 
 import msgspec
 import pytest
-from capture_stand import Engine, Log, token
+from capture_stand import Engine, Log, call, sampler
 from engine_fixture import free_port
 from session_stories import completed, ending, fold, opened
 
-from gateway_app.capture import Call, Capture, Failure, classify
-from gateway_app.dialects.openai_chat import OpenAIChat
-from gateway_app.history import AttemptHistory
-from polar.engine.client import EngineClient, EngineError
+from gateway_app.call import Call
+from gateway_app.failures import Failure, classify
+from gateway_app.stopping import Stop, client_left
+from polar.engine.client import EngineClient, EngineError, EngineUnavailable
 from polar.trajectories import assemble
 from schemas.sessions import CallDelivery, CallFailed, CallStarted
 
-REQUEST = OpenAIChat.parse(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}')
+HI = [{"role": "user", "content": "hi"}]
 
 
-async def start(url: str, log: Log, stop: asyncio.Event, hold_s: float = 30.0) -> Call:
+async def open_call(url: str, log: Log, stop: Stop, hold_s: float = 30.0) -> Call:
     async with EngineClient(url) as engine:
-        capture = Capture(engine, log, policy="policy", hold_s=hold_s)  # type: ignore[arg-type]
-        return await capture.start(token(), AttemptHistory(), REQUEST, "openai.chat", stop)
+        one = call(log, sampler(engine, hold_s), HI, stop)
+        sampling = sampler(engine, hold_s).sampling(one)
+        await sampling.open()
+        await sampling.close()
+        return one
 
 
 async def test_a_request_that_waits_for_the_engine_is_on_the_log_and_waits_no_longer_than_its_client() -> None:
-    log, stop = Log(), asyncio.Event()
-    waiting = asyncio.create_task(start(f"http://127.0.0.1:{free_port()}", log, stop))
+    log, stop = Log(), Stop()
+    waiting = asyncio.create_task(open_call(f"http://127.0.0.1:{free_port()}", log, stop))
     await log.holds(CallFailed)
     assert not waiting.done()
-    stop.set()
-    with pytest.raises(Failure) as failure:
-        await asyncio.wait_for(waiting, 1.0)
+    stop.set(client_left())
+    with pytest.raises(EngineUnavailable):
+        await asyncio.wait_for(waiting, 2.0)
     begun, failed = log.records
-    assert failure.value.reason == "engine_unavailable" and failure.value.infrastructure
     assert isinstance(begun, CallStarted) and begun.prompt_ids == b""
     assert isinstance(failed, CallFailed) and failed.infrastructure and failed.call_id == begun.call_id
+    assert failed.reason == "engine_unavailable"
 
 
 async def test_a_request_goes_on_under_a_new_id_when_the_engine_is_back() -> None:
     log, port = Log(), free_port()
-    waiting = asyncio.create_task(start(f"http://127.0.0.1:{port}", log, asyncio.Event()))
+    waiting = asyncio.create_task(open_call(f"http://127.0.0.1:{port}", log, Stop()))
     await log.holds(CallFailed)
     async with Engine().running(port):
-        call = await asyncio.wait_for(waiting, 10)
+        one = await asyncio.wait_for(waiting, 10)
     first, failed, second = log.records
     assert isinstance(first, CallStarted) and isinstance(failed, CallFailed) and isinstance(second, CallStarted)
-    assert first.call_id == failed.call_id != second.call_id == call.call_id == call.body["request_id"]
+    assert first.call_id == failed.call_id != second.call_id == one.call_id
     assert (first.number, second.number, second.base_call_id) == (0, 1, None)
     end = [
-        msgspec.structs.replace(completed(1, [3]), call_id=call.call_id),
-        CallDelivery(session_id="s", attempt=0, call_id=call.call_id, delivered=True),
+        msgspec.structs.replace(completed(1, [3]), call_id=one.call_id),
+        CallDelivery(session_id="s", attempt=0, call_id=one.call_id, delivered=True),
     ]
     assembly = assemble(fold([opened(), first, failed, second, *end, *ending()]))
     assert assembly.verdict.usable and len(assembly.traces) == 1
@@ -61,21 +64,23 @@ async def test_a_request_goes_on_under_a_new_id_when_the_engine_is_back() -> Non
 
 @pytest.mark.parametrize("away", [{"generate"}, {"abort_requests"}, {"generate", "abort_requests"}])
 async def test_a_call_stopped_while_the_engine_is_away_is_no_fault_of_the_agent(away: set[str]) -> None:
-    log, stop, engine = Log(), asyncio.Event(), Engine(*away)
+    log, stop, engine = Log(), Stop(), Engine(*away)
     async with engine.running() as url, EngineClient(url) as client:
-        capture = Capture(client, log, policy="policy", hold_s=30.0)  # type: ignore[arg-type]
-        call = await capture.start(token(), AttemptHistory(), REQUEST, "openai.chat", stop)
-        asyncio.get_running_loop().create_task(stop_after(engine.asked, stop))
+        sampling = sampler(client).sampling(call(log, sampler(client), HI, stop))
+        await sampling.open()
+        stopping = asyncio.create_task(stop_after(engine.asked, stop))
         with pytest.raises((EngineError, Failure)) as raised:
             async with asyncio.timeout(10):
-                async for _ in call.pieces():
+                async for _ in sampling.deltas():
                     pass
+        await stopping
+        await sampling.close()
     error: Any = raised.value
-    failure = error if isinstance(error, Failure) else classify(error)
+    failure = classify(error)
     assert (failure.reason, failure.infrastructure) == ("engine_unavailable", True)
 
 
-async def stop_after(asked: asyncio.Event, stop: asyncio.Event) -> None:
+async def stop_after(asked: asyncio.Event, stop: Stop) -> None:
     await asked.wait()
     await asyncio.sleep(0.1)
-    stop.set()
+    stop.set(client_left())

@@ -12,6 +12,7 @@ from engine_fixture import RunningEngine, free_port
 from engine_proxy import EngineProxy
 from gateway_stand import SECRET, stand, story, story_until
 
+from polar.engine import token_api
 from polar.engine.client import EngineClient
 from polar.session_token import sign
 from schemas.ids import new_id
@@ -102,7 +103,7 @@ async def test_a_second_call_is_recorded_as_what_is_new(tmp_path: Path, kafka: s
         messages += [first.body["choices"][0]["message"], {"role": "user", "content": "and the quick fox"}]
         await gateway.chat(gateway.base(session), messages=messages, max_tokens=8)
         async with EngineClient(engine.url) as client:
-            whole = (await client.render({"model": "policy", "messages": messages}))["token_ids"]
+            whole = (await token_api.render(client, {"model": "policy", "messages": messages})).token_ids
     calls = [event for event in await story(kafka, session) if isinstance(event, CallStarted)]
     answer = next(event for event in await story(kafka, session) if isinstance(event, CallCompleted))
     base = [*unpack_ids(calls[0].prompt_ids).tolist(), *unpack_ids(answer.response_ids).tolist()]
@@ -182,7 +183,7 @@ async def test_an_inexact_sample_fails_the_call(
     assert not answer.done and not answer.finish_reasons()
     error = answer.body["error"] if answer.body else answer.events[-1]["error"]
     assert error["code"] == "inexact_sample"
-    assert answer.events or answer.status == 502
+    assert answer.events or answer.status == 503
 
 
 async def test_an_engine_that_dies_in_the_middle_fails_the_call(
@@ -201,7 +202,7 @@ async def test_an_engine_that_dies_in_the_middle_fails_the_call(
 
 async def test_an_engine_that_is_away_is_waited_for_then_refused(tmp_path: Path, kafka: str) -> None:
     session = new_id()
-    async with stand(tmp_path, kafka, f"http://127.0.0.1:{free_port()}", hold_s=1.0) as gateway:
+    async with stand(tmp_path, kafka, f"http://127.0.0.1:{free_port()}", engine_hold_s=1.0) as gateway:
         answer = await gateway.chat(gateway.base(session))
         async with gateway.http.get(f"{gateway.url}/health") as response:
             health = await response.json()
@@ -300,4 +301,4 @@ async def test_bad_requests_have_openais_shape(tmp_path: Path, kafka: str, engin
     assert "expired" in expired.body["error"]["message"] and several.body["error"]["param"] == "n"
     assert "not JSON" in cut["error"]["message"]
     _, failed = await story(kafka, session)
-    assert isinstance(failed, CallFailed) and not failed.infrastructure and failed.reason == "request_refused"
+    assert isinstance(failed, CallFailed) and not failed.infrastructure and failed.reason == "context_overflow"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
 import msgspec
 import pytest
-from capture_stand import Engine, Log, token
+from capture_stand import Engine, Log, call, sampler, token
 
-from gateway_app.capture import Call, Capture, Failure
-from gateway_app.dialects.openai_chat import ChatRequest, OpenAIChat
+from gateway_app.call import Call
+from gateway_app.dialects.dialect import Ended, Reply, ToolCall, Usage
+from gateway_app.failures import Failure
 from gateway_app.history import AttemptHistory
-from polar.engine.chunks import GenerateChunk
+from gateway_app.stopping import Stop
+from polar.engine.chunks import Chunk
 from polar.engine.client import EngineClient
 from schemas.packed import unpack_ids
 from schemas.sessions import CallCompleted, CallStarted
@@ -30,17 +31,17 @@ RESPONSE = {
     ],
     "usage": {"completion_tokens": 1},
 }
+ENDED = Ended(finish_reason="stop", usage=Usage(prompt=2, completion=1))
 
 
-def request(messages: list[Any]) -> ChatRequest:
-    return OpenAIChat.parse(msgspec.json.encode({"model": "m", "messages": messages}))
-
-
-async def answered(capture: Capture, history: AttemptHistory, asked: ChatRequest, answer: dict[str, Any]) -> Call:
-    call = await capture.start(SESSION, history, asked, "openai.chat", asyncio.Event())
-    call.sample.take(msgspec.convert(RESPONSE, GenerateChunk))
-    await call.complete(answer, "stop")
-    return call
+async def answered(log: Log, client: EngineClient, history: AttemptHistory, messages: list[Any], reply: Reply) -> Call:
+    one = call(log, sampler(client), messages, Stop(), history)
+    sampling = sampler(client).sampling(one)
+    await sampling.open()
+    await sampling.close()
+    one.sample.take(msgspec.convert(RESPONSE, Chunk))
+    await one.complete(reply, ENDED, "stop")
+    return one
 
 
 async def test_the_token_is_hidden_in_the_record_and_nowhere_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,17 +49,16 @@ async def test_the_token_is_hidden_in_the_record_and_nowhere_else(caplog: pytest
     log, history = Log(), AttemptHistory()
     first = [{"role": "user", "content": [{"type": "text", "text": f"OPENAI_BASE_URL={url}"}]}]
     arguments = msgspec.json.encode({"command": f"curl {url}"}).decode()
-    answer = {"role": "assistant", "content": url, "tool_calls": [{"function": {"arguments": arguments}}]}
-    second = [*first, answer, {"role": "tool", "content": f"{url}{url}"}]
+    answer = Reply(content=url, tool_calls=[ToolCall(id="1", name="bash", arguments=arguments)])
+    second = [*first, answer.message(), {"role": "tool", "tool_call_id": "1", "content": f"{url}{url}"}]
     async with Engine().running() as engine_url, EngineClient(engine_url) as engine:
-        capture = Capture(engine, log, policy="policy", hold_s=0)  # type: ignore[arg-type]
-        await answered(capture, history, request(first), answer)
-        call = await answered(capture, history, request(second), {"role": "assistant", "content": "done"})
+        await answered(log, engine, history, first, answer)
+        one = await answered(log, engine, history, second, Reply(content="done"))
         with caplog.at_level(logging.WARNING):
-            await call.fail(Failure("request_refused", f"input was {'x' * 1960}{url}", 400, infrastructure=False))
+            await one.fail(Failure("request_refused", f"input was {'x' * 1960}{url}", 400))
 
     events = [event for event in log.records if isinstance(event, CallStarted)]
-    assert call.chat_request["messages"] == second
+    assert one.chat_request["messages"] == second
     assert [unpack_ids(event.prompt_ids).tolist() for event in events] == [[1, 2], []]
     assert (events[1].kept_messages, events[1].kept_ids) == (2, 2)
     [answered_first, _] = [event for event in log.records if isinstance(event, CallCompleted)]
