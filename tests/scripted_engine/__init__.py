@@ -5,7 +5,7 @@
 """
 
 from scripted_engine.engine import Received, Sampled, ScriptedEngine
-from scripted_engine.plans import Fault, Plan, Script, Turn, always, by_turn, in_order
+from scripted_engine.plans import Fault, Plan, Script, Turn, always, by_last_word, by_turn, in_order
 from scripted_engine.template import Template
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Template",
     "Turn",
     "always",
+    "by_last_word",
     "by_turn",
     "in_order",
 ]

@@ -1,7 +1,8 @@
 """``python tests/scripted_engine --port P``: serves until SIGTERM. Prints its address once it listens.
 
 The reply is ``--reply TEXT``, or ``--plans FILE``: a JSON list of plans (the fields of ``plans.Plan``), the n-th for
-the n-th call of a conversation.
+the n-th call of a conversation, or a JSON object: the plan of each word that may end the last message, and of "" for
+any other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import uvloop
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from scripted_engine import Plan, ScriptedEngine, Template, by_turn  # noqa: E402
+from scripted_engine import Plan, ScriptedEngine, Template, by_last_word, by_turn  # noqa: E402
 
 
 def main() -> int:
@@ -33,9 +34,9 @@ def main() -> int:
         parser.add_argument(f"--{habit}", action="store_true", help="a habit of the chat template")
     options = parser.parse_args()
     try:
-        plans = [Plan(content=options.reply)]
+        plans: list[Plan] | dict[str, Plan] = [Plan(content=options.reply)]
         if options.plans is not None:
-            plans = msgspec.json.decode(options.plans.read_bytes(), type=list[Plan])
+            plans = msgspec.json.decode(options.plans.read_bytes(), type=list[Plan] | dict[str, Plan])
     except (OSError, msgspec.MsgspecError) as error:
         print(f"error: {options.plans}: {error}", file=sys.stderr)
         return 1
@@ -43,7 +44,7 @@ def main() -> int:
         strip_reasoning=options.strip_reasoning, reserialise=options.reserialise, no_think=options.no_think
     )
     engine = ScriptedEngine(
-        by_turn(*plans),
+        by_last_word(plans) if isinstance(plans, dict) else by_turn(*plans),
         template=template,
         model=options.model,
         max_model_len=options.max_model_len,

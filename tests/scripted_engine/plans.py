@@ -107,3 +107,14 @@ def in_order(*plans: Plan) -> Script:
     """One reply after the other, whatever is asked; the last one repeats."""
     left = list(plans)
     return lambda turn: left.pop(0) if len(left) > 1 else left[0]
+
+
+def by_last_word(plans: dict[str, Plan]) -> Script:
+    """The plan of the word that ends the last message; of the empty word for any other."""
+    tail = 16 + max(len(word) for word in plans)
+
+    def choose(turn: Turn) -> Plan:
+        before, _, _ = decode(turn.prompt_ids[-tail:]).rpartition("<|im_end|>")
+        return plans.get(before.rpartition(" ")[2]) or plans[""]
+
+    return choose

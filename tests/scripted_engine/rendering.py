@@ -1,4 +1,4 @@
-"""What ``render`` answers: a body for ``generate`` with the sampling parameters that vLLM resolves; the list of models."""
+"""What ``render`` answers: a body for ``generate`` with the sampling parameters that vLLM resolves; and model lists."""
 
 from __future__ import annotations
 
