@@ -17,11 +17,11 @@ import msgspec
 
 from gateway_app.dialects.dialect import BadRequest
 from gateway_app.dialects.google_fields import Object, field, objects
-from gateway_app.dialects.wire import encode
+from gateway_app.dialects.wire import deeper, encode
 
 RAW = "__raw_arguments__"
-DEEPEST = 128
-"""Levels of JSON; it is written again and again, further down the stack each time."""
+ARGUMENTS_DEEPEST = 64
+"""Levels; deeper ones travel as text, so that a history with them can be taken back."""
 _SIGNED = b"reasoning:"
 _TOOL_ROLES = frozenset({"user", "function", "tool"})
 _MARKS = frozenset({"thought", "thoughtSignature", "thought_signature", "partMetadata", "part_metadata"})
@@ -43,31 +43,14 @@ def arguments_object(arguments: str) -> Object:
         found = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):
         return {RAW: arguments}
-    if not isinstance(found, dict) or RAW in found or _deeper(found, DEEPEST):
+    if not isinstance(found, dict) or RAW in found or deeper(found, ARGUMENTS_DEEPEST):
         return {RAW: arguments}
     return found
 
 
-def arguments_text(args: Object, where: str) -> str:
+def arguments_text(args: Object) -> str:
     raw = args.get(RAW)
-    return raw if isinstance(raw, str) and len(args) == 1 else _text(args, where)
-
-
-def _text(value: Any, where: str) -> str:
-    if _deeper(value, DEEPEST):
-        raise BadRequest(f"{where} is nested too deeply", where)
-    return encode(value).decode()
-
-
-def _deeper(value: Any, limit: int) -> bool:
-    """Whether there is anything below ``limit`` levels of lists and objects."""
-    level = [value]
-    for _ in range(limit + 1):
-        inside = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
-        level = [item for items in inside for item in items]
-        if not level:
-            return False
-    return True
+    return raw if isinstance(raw, str) and len(args) == 1 else encode(args).decode()
 
 
 def signature(reasoning: str) -> str:
@@ -157,7 +140,7 @@ class _History:
         call_id = field(call, "id", str, f"{where}.functionCall") or f"call_{self._calls}"
         self._calls += 1
         self._open.append((name, call_id))
-        arguments = arguments_text(field(call, "args", dict, f"{where}.functionCall") or {}, where)
+        arguments = arguments_text(field(call, "args", dict, f"{where}.functionCall") or {})
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _asked(self, parts: list[Object], role: str, where: str) -> None:
@@ -184,7 +167,7 @@ class _History:
             self._open.remove(found)
         elif not call_id:
             raise BadRequest(f"{where}: there is no call of {name!r} without a response before it", where)
-        shown = [_text_part(_response_text(field(response, "response", object, where), where))]
+        shown = [_text_part(_response_text(field(response, "response", object, where)))]
         for place, part in enumerate(objects(response, "parts", where)):
             shown += _shown_part(part, f"{where}.parts[{place}]")
         return {"role": "tool", "tool_call_id": call_id or (found or ("", ""))[1], "content": _content(shown)}
@@ -204,7 +187,7 @@ def _think(message: Object, thoughts: str, signed: str) -> None:
         message.setdefault("reasoning_content", signed)
 
 
-def _response_text(response: Any, where: str) -> str:
+def _response_text(response: Any) -> str:
     """The text itself where there is nothing but text, as programs send the output of a tool."""
     if isinstance(response, dict) and len(response) == 1:
         ((name, value),) = response.items()
@@ -212,7 +195,7 @@ def _response_text(response: Any, where: str) -> str:
             return value
     if isinstance(response, str):
         return response
-    return "" if response is None else _text(response, where)
+    return "" if response is None else encode(response).decode()
 
 
 def _shown_part(part: Object, where: str) -> list[Object]:

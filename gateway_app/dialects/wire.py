@@ -11,6 +11,11 @@ from gateway_app.dialects.dialect import BadRequest
 
 encode = msgspec.json.Encoder().encode
 
+DEEPEST = 128
+"""Levels of JSON. What a request holds is written and read again elsewhere, maybe further down the stack."""
+
+TOO_DEEP = f"the body is nested deeper than {DEEPEST} levels"
+
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _OVERFLOW = re.compile(r"(\d+) tokens > (\d+) maximum")
@@ -19,13 +24,33 @@ _OVERFLOW = re.compile(r"(\d+) tokens > (\d+) maximum")
 def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
     """Raises BadRequest for what is not JSON, or not of the decoder's type; ``param`` is then the field's path."""
     try:
-        return decoder.decode(content)
+        found = decoder.decode(content)
     except msgspec.ValidationError as error:
         raise _not_of_type(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise BadRequest("the body is not JSON that can be served: it is nested too deeply") from None
+        raise BadRequest(TOO_DEEP) from None
+    if len(content) > 2 * DEEPEST and deeper(found, DEEPEST):
+        raise BadRequest(TOO_DEEP)
+    return found
+
+
+def deeper(value: Any, limit: int) -> bool:
+    """Whether there is anything below ``limit`` levels of lists and objects. A struct's fields are one level."""
+    level = list(msgspec.structs.astuple(value)) if isinstance(value, msgspec.Struct) else [value]
+    for _ in range(limit + 1):
+        inside: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is dict:
+                inside += item.values()
+            elif kind is list:
+                inside += item
+        if not inside:
+            return False
+        level = inside
+    return True
 
 
 def _not_of_type(message: str) -> BadRequest:

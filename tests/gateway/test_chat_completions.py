@@ -44,6 +44,7 @@ def writer(**fields: Any) -> Any:
         (b"\xff", None),
         (b'{"model":"\\ud800","messages":[]}', None),
         (b'{"a":' * 100_000, None),
+        (b'{"model":"m","messages":[{"a":' + b"[" * 200 + b"]" * 200 + b"}]}", None),
         (b"[]", None),
         (b'{"model":"m"}', "messages"),
         (b'{"model":"m","messages":"x"}', "messages"),
