@@ -29,7 +29,7 @@ from schemas.scheduling import (
     SessionRunning,
 )
 from schemas.sessions import HarnessExited, SessionClosed, SessionOpened, SessionScored
-from schemas.tasks import Deadlines, EvaluatorSpec, HarnessSpec, RuntimeSpec, TaskSpec
+from schemas.tasks import Budget, Deadlines, EvaluatorSpec, HarnessSpec, RuntimeSpec, SamplingSpec, TaskSpec
 from streams.consumer import Reader
 from streams.producer import Producer
 from streams.topics import SCHEDULER, SESSIONS
@@ -146,12 +146,15 @@ async def test_a_session_from_prewarm_to_finished(node, settings):
     assert exited.stderr == "http://g:1/s/[token]/v1\n", "no token reaches a topic"
 
 
-async def test_the_agent_gets_a_token_of_its_attempt(node, settings):
-    keep = shell_task('echo "$OPENAI_BASE_URL" | cut -d/ -f5 | rev')
-    session_id, _ = await node.run_to_end(keep)
+async def test_the_agent_gets_a_token_of_its_attempt_with_what_the_task_fixes(node, settings):
+    keep = shell_task('echo "$POLAR_BASE_URL" | cut -d/ -f5 | rev')
+    fixed, allowed = SamplingSpec(temperature=0.5, stop=["é"]), Budget(calls=3)
+    task = msgspec.structs.replace(keep, sampling=fixed, budget=allowed)
+    session_id, _ = await node.run_to_end(task)
     exited = (await node.story(session_id))[1]
     token = verify(load_secret(settings), exited.stdout.strip()[::-1])
     assert (token.session_id, token.attempt) == (session_id, 1)
+    assert (token.sampling, token.budget) == (fixed, allowed)
 
 
 async def test_an_agent_that_uses_up_its_deadline_is_still_scored(node):
