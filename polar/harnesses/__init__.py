@@ -5,13 +5,16 @@ May import `schemas` and `polar.runtimes` only.
 
 from __future__ import annotations
 
-from polar.harnesses import pi, shell
+from polar.harnesses import claude_code, codex, gemini_cli, pi, shell
 from polar.harnesses.harness import Preset, addresses
 from polar.harnesses.packages import HarnessError
 from polar.runtimes.runtime import Program
 from schemas.tasks import HarnessSpec
 
 HARNESSES: dict[str, Preset] = {
+    "claude_code": claude_code.PRESET,
+    "codex": codex.PRESET,
+    "gemini_cli": gemini_cli.PRESET,
     "pi": pi.PRESET,
     "shell": shell.PRESET,
 }
