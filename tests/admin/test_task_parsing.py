@@ -8,6 +8,7 @@ from litestar.exceptions import ClientException
 from gateway_app.admin.task_check import parse_tasks
 from polar.harnesses import HARNESSES
 
+KNOWN = ", ".join(sorted(HARNESSES))
 GOOD = {"instruction": "say hi", "evaluator": {"command": "true"}, "task_id": "t-1"}
 
 
@@ -44,7 +45,7 @@ def structured(**fields):
         ([], "expected 1 to 10000 tasks, got 0"),
         ([GOOD, GOOD], "two tasks of this request have the same task_id"),
         (3, "task: expected object, got int"),
-        ({**GOOD, "harness": {"name": "nobody"}}, f"task.harness.name: expected one of {', '.join(sorted(HARNESSES))}, got 'nobody'"),
+        ({**GOOD, "harness": {"name": "nobody"}}, f"task.harness.name: expected one of {KNOWN}, got 'nobody'"),
         ({**GOOD, "harness": {"name": "pi", "options": {"tool": []}}}, "task.harness.options: unknown field tool"),
         ({**GOOD, "builder": "none"}, "task.builder: expected one of per_request, prefix_merging, got 'none'"),
         ({**GOOD, "evaluator": {"kind": "wish", "command": "x"}}, "task.evaluator.kind: expected one of command"),
