@@ -10,6 +10,7 @@ A keep-alive is a chunk without choices: some clients do not count comments.
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -195,6 +196,9 @@ class ChatWriter:
         return event(self._head + b"]}")
 
     def failed(self, status: int, message: str, code: str | None) -> bytes:
+        """The status stands in the message: some programs know by that alone that they may try again."""
+        if status >= 500:
+            message = f"{status} {HTTPStatus(status).phrase}: {message}"
         return event(OpenAIChat().error(status, message, code=code))
 
     def whole(self, reply: Reply, ended: Ended) -> bytes:

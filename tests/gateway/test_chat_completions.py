@@ -244,11 +244,18 @@ def test_usage_comes_in_a_stream_only_where_asked_for() -> None:
     )
 
 
-def test_a_failed_stream_has_an_error_and_no_end() -> None:
-    events = writer(stream=True).failed(503, "away", "engine_unavailable")
-    assert chunks(events) == [
-        {"error": {"message": "away", "type": "server_error", "param": None, "code": "engine_unavailable"}}
-    ]
+def test_a_failed_stream_has_an_error_that_says_its_status_and_no_end() -> None:
+    def error(status: int, code: str) -> Any:
+        (found,) = chunks(writer(stream=True).failed(status, "away", code))
+        return found["error"]
+
+    assert error(503, "engine_unavailable") == {
+        "message": "503 Service Unavailable: away",
+        "type": "server_error",
+        "param": None,
+        "code": "engine_unavailable",
+    }
+    assert error(403, "session_ended")["message"] == "away"
 
 
 def test_a_whole_body() -> None:
