@@ -68,12 +68,21 @@ def test_sampled_tokens_are_spent_and_what_is_left_is_known():
         assert use.tokens_left == 10
         use.sampled(7)
         assert use.tokens_left == 3
-    spend(budgets, budget, 7)
+    spend(budgets, budget, 3)
     error = refusal(budgets, budget)
     assert (error.status, error.code) == (403, "budget_spent")
     assert "10 tokens" in str(error)
     with budgets.admit("free", 1, Budget()) as use:
         assert use.tokens_left is None
+
+
+def test_calls_in_flight_may_go_over_the_tokens_and_the_next_is_refused():
+    budgets, budget = Budgets(), Budget(tokens=10)
+    with budgets.admit(*SESSION, budget) as one, budgets.admit(*SESSION, budget) as other:
+        one.sampled(9)
+        other.sampled(9)
+        assert one.tokens_left == other.tokens_left == 0
+    assert refusal(budgets, budget).code == "budget_spent"
 
 
 def test_after_a_restart_the_calls_go_on_from_the_log():
