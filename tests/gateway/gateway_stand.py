@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gateway_app.gateway import create_app, gateway
+from gateway_app.gateway import Gateway, create_app, gateway
 from gateway_app.serve import listen, serve
 from polar.session_token import sign
 from polar.settings import Settings
@@ -35,6 +35,23 @@ class Answer(msgspec.Struct, frozen=True):
         deltas = [choice["delta"] for event in self.events for choice in event.get("choices", [])]
         return "".join(delta.get("content") or "" for delta in deltas)
 
+    def message(self) -> dict[str, Any]:
+        """The assistant message, streamed or not."""
+        if self.body is not None:
+            return self.body["choices"][0]["message"]
+        message: dict[str, Any] = {"role": "assistant", "content": self.text() or None}
+        deltas = [choice["delta"] for event in self.events for choice in event.get("choices", [])]
+        if reasoning := "".join(delta.get("reasoning_content") or "" for delta in deltas):
+            message["reasoning_content"] = reasoning
+        calls: dict[int, dict[str, Any]] = {}
+        for piece in (piece for delta in deltas for piece in delta.get("tool_calls") or []):
+            empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+            call = calls.setdefault(piece["index"], empty)
+            call["id"] = call["id"] or piece.get("id", "")
+            for name in ("name", "arguments"):
+                call["function"][name] += piece.get("function", {}).get(name) or ""
+        return message | ({"tool_calls": list(calls.values())} if calls else {})
+
     def finish_reasons(self) -> list[str]:
         choices = [choice for event in self.events for choice in event.get("choices", [])]
         return [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
@@ -43,9 +60,10 @@ class Answer(msgspec.Struct, frozen=True):
 class Stand:
     """Speaks to the gateway as an agent program does."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, gateway: Gateway) -> None:
         self.url = url
         self.http = http
+        self.gateway = gateway
 
     def base(self, session_id: str, attempt: int = 0, ttl_s: float = 600) -> str:
         return f"{self.url}/s/{sign(SECRET, session_id, attempt, ttl_s)}/v1"
@@ -76,7 +94,7 @@ async def stand(
     ):
         serving = asyncio.create_task(serve(create_app(ready), listening, stop))
         try:
-            yield Stand(f"http://127.0.0.1:{listening.getsockname()[1]}", http)
+            yield Stand(f"http://127.0.0.1:{listening.getsockname()[1]}", http, ready)
         finally:
             stop.set()
             await serving

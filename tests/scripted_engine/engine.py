@@ -344,7 +344,9 @@ class ScriptedEngine:
         run.begin()
 
     def _prompt_of(self, body: Json) -> list[int]:
-        text = self.template.render(body["messages"], body.get("tools"), generation=True)
+        text = self.template.render(
+            body["messages"], body.get("tools"), generation=body.get("add_generation_prompt", True)
+        )
         ids = encode(text)
         asked = body.get("max_completion_tokens") or body.get("max_tokens")
         check_sampling(body)
