@@ -167,6 +167,7 @@ RENDERED = {
         ],
     },
     "unknown fields": {"store": False, "foo": 1},
+    "no generation prompt": {"add_generation_prompt": False},
 }
 
 

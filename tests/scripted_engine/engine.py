@@ -51,7 +51,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """What was sampled for one call, up to where it ended: ``finish`` is also left, cut, stall or error."""
+    """What was sampled for one call, up to where it ended: ``finish`` is also left, cut or error."""
 
     key: str
     prompt_ids: list[int]

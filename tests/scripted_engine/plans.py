@@ -31,7 +31,7 @@ Kind = Literal[
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """``after`` counts sampled tokens; ``status`` is that of a refused call; ``delay_s`` comes before the answer."""
+    """``after`` so many tokens; ``status`` is that of a refused call; ``delay_s`` comes before the answer."""
 
     kind: Kind | None = None
     after: int = 0
@@ -63,7 +63,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """What the model would sample if nothing stopped it."""
         if self.ids is not None:
             return self.ids
-        calls = [(name, args if isinstance(args, str) else json.dumps(args)) for name, args in self.calls]
+        calls = [
+            (name, args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)) for name, args in self.calls
+        ]
         text = Template().reply(self.content, self.reasoning, calls)
         ids = encode(text, self.drift)
         return tuple(ids if self.finish == "length" else [*ids, TURN_END])

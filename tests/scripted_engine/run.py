@@ -36,6 +36,7 @@ class Run:
         self._engine, self._connection = engine, connection
         self._fault = plan.fault if plan.fault and plan.fault.kind else None
         self._waiting: asyncio.Handle | None = None
+        self._stalled = False
         self._index = 0
         self._ends = self.outcome.ends
         self._choices = answer.choices() if streamed else []
@@ -58,7 +59,7 @@ class Run:
 
     def resume(self) -> None:
         """After a pause, or when the client reads again."""
-        if self.finish is None and self._waiting is None:
+        if self.finish is None and self._waiting is None and not self._stalled:
             self._later(0)
 
     def abort(self) -> None:
@@ -137,16 +138,20 @@ class Run:
             self._connection.abort()
             self._end()
         elif kind == "stall":
-            self.finish = "stall"
+            self._stalled = True
         elif kind == "pause":
             self._engine.pause("keep")
             return self._engine.holds(self)
         elif kind == "error":
             self.finish = "error"
             self._fail()
-        elif kind == "garbage":
+        elif kind == "garbage" and self.streamed:
             self._connection.send(b'data: {"choices": [{"token_ids": [1, \n\n')
             return False
+        elif kind == "garbage":
+            self.finish = "garbage"
+            self._connection.respond(200, b'{"choices": [')
+            self._end()
         else:
             return False
         return True

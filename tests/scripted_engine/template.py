@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-CALL = '\n<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+CALL = '<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,10 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     def reply(self, content: str, thought: str | None, calls: list[tuple[str, str]]) -> str:
         """The text of one reply, as it is rendered and, without ``reserialise``, as it is sampled."""
         head = f"<think>{thought}</think>" if thought else ""
-        return head + content + "".join(self._call(name, arguments) for name, arguments in calls)
+        if not calls:
+            return head + content
+        content = content.rstrip("\n")
+        return head + "\n".join([*([content] if content else []), *(self._call(*call) for call in calls)])
 
     def _call(self, name: str, arguments: str) -> str:
         if self.reserialise:
