@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import astuple
 
 from schemas.ids import new_id
 from schemas.record import SCHEMA_VERSION, Record
@@ -25,6 +28,11 @@ _decoders = {name: msgspec.json.Decoder(spec.record) for name, spec in TABLE.ite
 _types = {name: get_args(spec.record) or (spec.record,) for name, spec in TABLE.items()}
 _tags = {name: {kind.__struct_config__.tag for kind in kinds} for name, kinds in _types.items()}
 _MAJOR = int(SCHEMA_VERSION.split(".")[0])
+_SPECVERSION = ("ce_specversion", b"1.0")
+_CONTENT_TYPE = ("content-type", b"application/json")
+_VERSION = ("schema_version", SCHEMA_VERSION.encode())
+_PLAIN = frozenset({str, int, bool, bytes, type(None), datetime})
+"""What cannot hold a float: most of a record."""
 
 
 def encode(record: Record, *, source: str) -> tuple[bytes, list[tuple[str, bytes]]]:
@@ -32,16 +40,17 @@ def encode(record: Record, *, source: str) -> tuple[bytes, list[tuple[str, bytes
 
     Raises RecordRefused for a float that JSON cannot carry (NaN, infinity), naming the field.
     """
-    if (path := _not_finite(record, type(record).__name__)) is not None:
+    if not _finite(record):
+        path = _not_finite(record, type(record).__name__)
         raise RecordRefused(f"{path} is not a finite number, which JSON cannot carry")
     headers = [
-        ("ce_specversion", b"1.0"),
-        ("ce_type", _tag(record).encode()),
+        _SPECVERSION,
+        _type_header(type(record)),
         ("ce_id", new_id().encode()),
-        ("ce_source", source.encode()),
+        _source_header(source),
         ("ce_time", record.at.isoformat().encode()),
-        ("content-type", b"application/json"),
-        ("schema_version", SCHEMA_VERSION.encode()),
+        _CONTENT_TYPE,
+        _VERSION,
     ]
     return _encoder.encode(record), headers
 
@@ -100,6 +109,38 @@ def _check_version(topic: str, headers: Mapping[str, bytes]) -> None:
 
 def _tag(record: Record) -> str:
     return str(record.__struct_config__.tag)
+
+
+@cache
+def _type_header(kind: type[Record]) -> tuple[str, bytes]:
+    return ("ce_type", str(kind.__struct_config__.tag).encode())
+
+
+@cache
+def _source_header(source: str) -> tuple[str, bytes]:
+    return ("ce_source", source.encode())
+
+
+def _finite(record: Record) -> bool:
+    """Whether ``_not_finite`` finds nothing. It looks at every value of every record, so it keeps no path."""
+    left: list[Any] = [record]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind is dict:
+            children = value.values()
+        elif kind is list or kind is tuple:
+            children = value
+        elif kind is float or not isinstance(value, msgspec.Struct):
+            if _not_finite(value, "") is not None:
+                return False
+            continue
+        else:
+            children = astuple(value)
+        for child in children:
+            if type(child) not in _PLAIN:
+                left.append(child)
+    return True
 
 
 def _not_finite(value: Any, path: str) -> str | None:

@@ -99,7 +99,7 @@ def _of(info: Any) -> st.SearchStrategy[Any]:
             low = info.ge if info.ge is not None else -(2**31)
             return st.integers(low, info.le if info.le is not None else 2**31)
         case inspect.FloatType():
-            return st.floats(0.001, 1e6) if info.gt is not None else FLOATS
+            return _floats(info)
         case inspect.LiteralType():
             return st.sampled_from(info.values)
         case inspect.UnionType():
@@ -113,6 +113,15 @@ def _of(info: Any) -> st.SearchStrategy[Any]:
         case inspect.StructType():
             return record(info.cls)
     return BY_TYPE[type(info)]
+
+
+def _floats(info: inspect.FloatType) -> st.SearchStrategy[float]:
+    bounds = (info.gt, info.ge, info.lt, info.le)
+    if bounds == (None, None, None, None):
+        return FLOATS
+    low = info.ge if info.ge is not None else info.gt if info.gt is not None else -1e6
+    high = info.le if info.le is not None else info.lt if info.lt is not None else 1e6
+    return st.floats(low, high, exclude_min=low == info.gt, exclude_max=high == info.lt, allow_subnormal=False)
 
 
 def example_of(kind: type) -> Any:
