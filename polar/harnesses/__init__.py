@@ -5,17 +5,33 @@ May import `schemas` and `polar.runtimes` only.
 
 from __future__ import annotations
 
-from polar.harnesses import claude_code, codex, gemini_cli, pi, shell
+from polar.harnesses import (
+    aider,
+    claude_code,
+    codex,
+    custom,
+    gemini_cli,
+    mini_swe_agent,
+    opencode,
+    pi,
+    qwen_code,
+    shell,
+)
 from polar.harnesses.harness import Preset, addresses
 from polar.harnesses.packages import HarnessError
 from polar.runtimes.runtime import Program
 from schemas.tasks import HarnessSpec
 
 HARNESSES: dict[str, Preset] = {
+    "aider": aider.PRESET,
     "claude_code": claude_code.PRESET,
     "codex": codex.PRESET,
+    "custom": custom.PRESET,
     "gemini_cli": gemini_cli.PRESET,
+    "mini_swe_agent": mini_swe_agent.PRESET,
+    "opencode": opencode.PRESET,
     "pi": pi.PRESET,
+    "qwen_code": qwen_code.PRESET,
     "shell": shell.PRESET,
 }
 
