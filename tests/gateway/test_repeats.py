@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from gateway_stand import Stand, stand, story, story_until
-from scripted_engine import Plan, ScriptedEngine, in_order
+from scripted_engine import Fault, Plan, ScriptedEngine, in_order
 from session_stories import ending, fold, opened
 
 from polar.trajectories import assemble, whole_calls
@@ -32,7 +32,7 @@ async def leave(gateway: Stand, base: str, *, streamed: bool) -> None:
         response.close()
         return
     async with asyncio.timeout(10):
-        while not gateway.gateway.serving._responses._under_way:  # noqa: ASYNC110
+        while not gateway.gateway.serving._responses._under_way:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     asking.cancel()
@@ -140,8 +140,6 @@ async def test_what_is_kept_for_repeats_has_a_limit(
 
 
 async def test_a_failed_call_is_sampled_anew(tmp_path: Path, kafka: str) -> None:
-    from scripted_engine import Fault
-
     session, engine = new_id(), ScriptedEngine(Plan(content="fine"))
     engine.fail_next("generate", Fault("status"))
     async with engine.serving(), stand(tmp_path, kafka, engine.url) as gateway:
