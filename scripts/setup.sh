@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # Everything that Polar needs on this machine: system programs, .venv, the engine, Kafka's jars, the agent programs.
-# Done twice it does nothing. POLAR_YES=1 (or no terminal) answers yes to the one question that it asks.
+# Done twice it does nothing. With POLAR_HARNESSES="pi codex" only those programs are installed. POLAR_YES=1 (or no terminal) answers yes to the one question that it asks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-PI_VERSION=0.74.2
-NODE_VERSION=22.23.3  # starts the agent programs with a quarter less CPU time than Node 20 does
 CACHE=$PWD/.cache
-NPM_PREFIX=${POLAR_NPM_PREFIX:-$CACHE/npm}
+HARNESS_DIR=${POLAR_HARNESS_DIR:-$CACHE/harnesses}
+HARNESSES=${POLAR_HARNESSES:---all}  # names of presets, for a machine that needs only some of them
 KAFKA_LIBS=${POLAR_KAFKA_LIBS:-$CACHE/kafka/libs}
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
@@ -47,7 +46,7 @@ system_programs() {
 }
 
 fingerprint() {
-  { cat requirements/*.txt streams/pom.xml scripts/setup.sh pyproject.toml; python3 --version; echo "$NPM_PREFIX $KAFKA_LIBS $PWD"; if has_gpu; then echo gpu; fi; } | sha256sum | cut -d' ' -f1
+  { cat requirements/*.txt polar/harnesses/*.py streams/pom.xml scripts/setup.sh pyproject.toml; python3 --version; echo "$HARNESS_DIR $HARNESSES $KAFKA_LIBS $PWD"; if has_gpu; then echo gpu; fi; } | sha256sum | cut -d' ' -f1
 }
 
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
@@ -76,11 +75,9 @@ kafka_jars() {
 }
 
 agent_programs() {
-  say "Node $NODE_VERSION and the agent programs: pi $PI_VERSION"
-  mkdir -p "$NPM_PREFIX"
-  npm install --prefix "$NPM_PREFIX" --no-fund --no-audit --loglevel=error \
-    "node@$NODE_VERSION" "@earendil-works/pi-coding-agent@$PI_VERSION"
-  "$NPM_PREFIX/node_modules/.bin/node" --version >/dev/null || fail "node@$NODE_VERSION does not run on this machine"
+  say "Node and the agent programs (the first time some minutes, and 3 GB for all of them)"
+  # shellcheck disable=SC2086
+  POLAR_HARNESS_DIR=$HARNESS_DIR .venv/bin/polar harness install $HARNESSES
 }
 
 sandbox_works() {
@@ -95,7 +92,7 @@ system_programs
 stamp=.venv/.polar-setup
 want=$(fingerprint)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && [ -x .venv/bin/polar ] \
-  && [ -d "$KAFKA_LIBS" ] && [ -x "$NPM_PREFIX/node_modules/.bin/pi" ]; then
+  && [ -d "$KAFKA_LIBS" ] && [ -d "$HARNESS_DIR" ]; then
   exit 0
 fi
 python_packages

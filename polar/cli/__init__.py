@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from polar.admin_api import AdminApi, ApiError, find_url
-from polar.cli import look, run, tasks, topics
+from polar.cli import harness, look, run, tasks, topics
 from polar.cli.mistake import UserMistake
 from polar.demo.config import DemoError
 from polar.settings import SettingsError
@@ -52,6 +52,7 @@ app.command("show")(look.show)
 app.command("weights")(look.weights)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(topics.app, name="topics")
+app.add_typer(harness.app, name="harness")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -24,8 +24,10 @@ from polar.runtimes.bubblewrap import HOME
 from polar.runtimes.names import INSIDE, wrong_path
 from polar.runtimes.runtime import Program
 
-PACKAGE = PipPackage(package="aider-chat", version="0.86.2", binary="aider", requirements="harness-aider.txt")
+PACKAGE = PipPackage(package="aider-chat", version="0.86.2", module="aider", requirements="harness-aider.txt")
 FOLDER = ".aider"
+UNBOUNDED = 10_000_000
+"""Tokens: it would ask whether to go on beyond its context window, and is told to say yes."""
 NAME = f"openai/{MODEL}"
 SWITCHES = (
     *("--yes-always", "--no-check-update", "--no-show-release-notes", "--analytics-disable", "--no-detect-urls"),
@@ -41,7 +43,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     edit_format: Literal["whole", "diff", "udiff"] = "whole"
     git: bool = False
     max_tokens: Annotated[int, Meta(ge=1)] = 4096
-    context_window: Annotated[int, Meta(ge=1024)] = 32768
 
 
 def checked(options: dict[str, Any], instruction: str) -> Options:
@@ -55,7 +56,7 @@ def checked(options: dict[str, Any], instruction: str) -> Options:
 
 def program(options: dict[str, Any], instruction: str, root: str) -> Program:
     read = checked(options, instruction)
-    aider, home = located_module("aider", PACKAGE, "aider"), f"{HOME}/{FOLDER}"
+    aider, home = located_module("aider", PACKAGE), f"{HOME}/{FOLDER}"
     return Program(
         argv=[
             *(*aider.argv, "--model", NAME, "--weak-model", NAME, "--edit-format", read.edit_format),
@@ -89,7 +90,7 @@ def _settings(options: Options, root: str) -> dict[str, Any]:
 def _metadata(options: Options) -> dict[str, Any]:
     return {
         "max_tokens": options.max_tokens,
-        "max_input_tokens": options.context_window,
+        "max_input_tokens": UNBOUNDED,
         "max_output_tokens": options.max_tokens,
         "input_cost_per_token": 0,
         "output_cost_per_token": 0,

@@ -1,9 +1,10 @@
 """Claude Code (@anthropic-ai/claude-code), headless, pointed at the gateway by ANTHROPIC_BASE_URL (Messages API).
 
-The native program needs no Node. The instruction goes in by stdin, where nothing is read as a flag, and slash commands
-are off. Telemetry, error reports, updates and other traffic that is not a model call are switched off. The session's
-token is in the base URL. The attribution header goes away as well: it is a first system block that differs in each
-conversation. IS_SANDBOX says that skipping permissions is safe here, which it asks for when it runs as root.
+The native program needs no Node. The instruction goes in by stdin, where nothing is read as a flag; @path is left as it
+is, and a space before a leading slash keeps it from being one of its commands. Telemetry, error reports, updates and
+other traffic that is not a model call are switched off. The session's token is in the base URL. The attribution header
+goes away as well: it is a first system block that differs in each conversation. IS_SANDBOX says that skipping
+permissions is safe here, which it asks for when it runs as root.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ SWITCHES = {
     "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
     "CLAUDE_STREAM_IDLE_TIMEOUT_MS": "900000",
     "IS_SANDBOX": "1",
+    "CLAUDE_CODE_DISABLE_FILE_MENTIONS": "1",
 }
 
 
@@ -74,7 +76,7 @@ def program(options: dict[str, Any], instruction: str, root: str) -> Program:
             **SWITCHES,
             **_compaction(read),
         },
-        stdin=instruction,
+        stdin=f" {instruction}" if instruction.startswith("/") else instruction,
         mounts=claude.mounts,
     )
 

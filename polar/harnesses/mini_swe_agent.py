@@ -24,7 +24,7 @@ from polar.runtimes.bubblewrap import HOME
 from polar.runtimes.runtime import Program
 
 PACKAGE = PipPackage(
-    package="mini-swe-agent", version="2.4.6", binary="mini", requirements="harness-mini_swe_agent.txt"
+    package="mini-swe-agent", version="2.4.6", module="minisweagent.run.mini", requirements="harness-mini_swe_agent.txt"
 )
 FOLDER = ".mini-swe-agent"
 
@@ -47,7 +47,7 @@ def checked(options: dict[str, Any], instruction: str) -> Options:
 
 def program(options: dict[str, Any], instruction: str, root: str) -> Program:
     read = checked(options, instruction)
-    mini = located_module("mini_swe_agent", PACKAGE, "minisweagent.run.mini")
+    mini = located_module("mini_swe_agent", PACKAGE)
     packages = mini.argv[-2]
     return Program(
         argv=[

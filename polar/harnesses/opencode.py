@@ -5,7 +5,6 @@ OpenCode names its own sessions in ``x-session-id`` and, for a sub-agent, ``x-pa
 list of models, language servers and formatters are switched off, and the plugin package that it would fetch from the
 npm registry at its first start is declared as installed: it talks to nobody else. Configuration in the work folder is
 not read. ``--title`` saves the call that would name the session.
-Compaction is off unless ``compaction`` is set: it is a call without tools, and the session goes on from its summary.
 The instruction goes in by stdin, where nothing is read as a flag, /command or @file.
 Bun, which it runs on, reserves memory that it never uses; a sandbox counts that, and without the JIT that it then gives
 up OpenCode takes three times the CPU, or crashes. ``RESERVATIONS`` keep it to about 1.2 GiB.
@@ -29,6 +28,8 @@ PACKAGE = NpmPackage(
 TOOLS = frozenset({"bash", "read", "edit", "glob", "grep", "todowrite", "task"})
 FOLDER = ".config/opencode"
 PLUGIN = {"dependencies": {"@opencode-ai/plugin": PACKAGE.version}}
+UNBOUNDED = 10_000_000
+"""Tokens: for no context window."""
 RESERVATIONS = {
     "BUN_JSC_jitMemoryReservationSize": str(128 * 2**20),
     "BUN_JSC_structureHeapSizeInKB": str(128 * 2**10),
@@ -40,14 +41,14 @@ RESERVATIONS = {
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tool ``edit`` comes with ``write``; ``task`` starts sub-agents. After ``max_turns`` it is asked to sum up.
 
+    ``context_window`` is what it believes the model has: it compacts before that is full, and never without it.
     An empty ``system_prompt`` leaves its own.
     """
 
     system_prompt: str = ""
     tools: tuple[str, ...] = ("bash", "read", "edit", "glob", "grep")
     max_tokens: Annotated[int, Meta(ge=1)] = 4096
-    context_window: Annotated[int, Meta(ge=1024)] = 32768
-    compaction: bool = False
+    context_window: Annotated[int, Meta(ge=1024)] | None = None
     max_turns: Annotated[int, Meta(ge=1)] | None = None
 
 
@@ -94,14 +95,14 @@ def _configuration(options: Options, root: str) -> dict[str, Any]:
         build["prompt"] = options.system_prompt
     if options.max_turns:
         build["steps"] = options.max_turns
-    limit = {"context": options.context_window, "output": options.max_tokens}
+    limit = {"context": options.context_window or UNBOUNDED, "output": options.max_tokens}
     return {
         "autoupdate": False,
         "share": "disabled",
         "snapshot": False,
         "lsp": False,
         "formatter": False,
-        "compaction": {"auto": options.compaction, "prune": False},
+        "compaction": {"auto": options.context_window is not None, "prune": False},
         "permission": {
             "*": "deny",
             **dict.fromkeys(("external_directory", "doom_loop", *options.tools), "allow"),

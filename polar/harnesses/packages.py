@@ -34,11 +34,11 @@ class NpmPackage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipPackage(msgspec.Struct, frozen=True, kw_only=True):
-    """``binary`` is a script in the venv's bin; ``requirements`` a file in requirements/ that pins everything."""
+    """``module`` is what ``python -m`` runs; ``requirements`` a file in requirements/ that pins everything."""
 
     package: str
     version: str
-    binary: str
+    module: str
     requirements: str
 
 
@@ -74,34 +74,34 @@ def version(name: str, package: Package) -> str | None:
 def installed(name: str, package: Package) -> bool:
     """Whether the pinned version is there, with all that it needs to run."""
     try:
-        located(name, package)
+        executable(name, package)
+        if isinstance(package, NpmPackage) and package.node:
+            executable("node", NODE)
     except HarnessError:
         return False
     return True
 
 
 def executable(name: str, package: Package) -> Path:
-    """The program's file on this machine. Raises HarnessError without the pinned version."""
+    """The program's file on this machine, or its venv's interpreter. Raises HarnessError without the pinned version."""
     place, found = folder(name), version(name, package)
     remedy = f"run 'polar harness install {name}', or set POLAR_HARNESS_DIR" if package != NODE else "run make setup"
     if found is None:
         raise HarnessError(f"harness {name}: {package.package} is not installed in {place}: {remedy}")
     if found != package.version:
         raise HarnessError(f"harness {name}: {place} holds version {found}, not {package.version}: {remedy}")
-    binary = package.binary if isinstance(package, NpmPackage) else f"bin/{package.binary}"
+    binary = package.binary if isinstance(package, NpmPackage) else "bin/python"
     files = sorted(place.glob(binary))
     if not files:
         raise HarnessError(f"harness {name}: {place / binary} is missing: {remedy}")
     return files[0]
 
 
-def located(name: str, package: Package) -> Located:
+def located(name: str, package: NpmPackage) -> Located:
     """How a sandbox runs it. Raises HarnessError without the pinned version, or without the Node that it needs."""
     file = executable(name, package)
     inside = f"/polar/{name}/{file.relative_to(folder(name))}"
     mounts = [Mount(folder(name).resolve(), f"/polar/{name}")]
-    if isinstance(package, PipPackage):
-        return Located(argv=[f"/polar/{name}/bin/python", inside], path=PATH, mounts=mounts)
     if not package.node:
         return Located(argv=[inside], path=PATH, mounts=mounts)
     node = located("node", NODE)

@@ -3,10 +3,8 @@
 Installed as an npm package, with the Node that it needs. Its settings are the system's settings to it, so that none in
 the work folder undo them; the session's token is in OPENAI_BASE_URL, and no header names a session. Statistics,
 telemetry and updates are switched off: it talks to nobody else.
-Its prompt is kept small: no sub-agents, no skills, no memory, and only the tools that ``tools`` names. It compacts
-near the end of ``context_window``, with one or two calls of their own, and answers the rest of the session from their
-summary. It asks for ``max_tokens``, as the window fills for less, down to 4000; a response that is cut there is thrown
-away by it and sampled again with twice as many.
+Its prompt is kept small: no sub-agents, no skills, no memory, and only the tools that ``tools`` names. A response that
+is cut at ``max_tokens`` is thrown away by it, and sampled again with twice as many.
 The instruction goes in by stdin as the argument of a command of its own, where it reads neither /command nor @file.
 """
 
@@ -37,16 +35,22 @@ OTHER_TOOLS = (
     *("zoom_image", "todo_write", "workflow"),
 )
 SETTINGS = ".qwen/settings.json"
+UNBOUNDED = 10_000_000
+"""Tokens: a context window that no history fills, so that nothing is compacted."""
 COMMAND = ".qwen/commands/task.toml"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``max_turns`` ends it with exit code 53. An empty ``system_prompt`` leaves its own."""
+    """``context_window`` is what it believes the model has: it compacts before that is full, and never without it.
+
+    With it, it also asks for less than ``max_tokens`` as the window fills, down to 4000. ``max_turns`` ends it with
+    exit code 53. An empty ``system_prompt`` leaves its own.
+    """
 
     system_prompt: str = ""
     tools: tuple[str, ...] = ("read_file", "write_file", "edit", "run_shell_command", "glob", "grep_search")
     max_tokens: Annotated[int, Meta(ge=1)] = 4096
-    context_window: Annotated[int, Meta(ge=1024)] = 32768
+    context_window: Annotated[int, Meta(ge=1024)] | None = None
     max_turns: Annotated[int, Meta(ge=1)] | None = None
 
 
@@ -97,7 +101,7 @@ def _settings(options: Options) -> dict[str, Any]:
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
         "model": {
             "name": MODEL,
-            "generationConfig": {"contextWindowSize": options.context_window, "samplingParams": sampling},
+            "generationConfig": {"contextWindowSize": options.context_window or UNBOUNDED, "samplingParams": sampling},
         },
     }
 

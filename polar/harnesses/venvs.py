@@ -21,8 +21,8 @@ START = (
 PYTHON = "/polar/python"
 
 
-def located_module(name: str, package: PipPackage, module: str) -> Located:
-    """How a sandbox runs ``module`` of ``package``. Raises HarnessError unless the pinned version is installed."""
+def located_module(name: str, package: PipPackage) -> Located:
+    """How a sandbox runs the module of ``package``. Raises HarnessError unless the pinned version is installed."""
     executable(name, package)
     place = folder(name)
     packages = next(place.glob("lib/python3*/site-packages"))
@@ -37,4 +37,4 @@ def located_module(name: str, package: PipPackage, module: str) -> Located:
         if any((base / "lib").glob("libpython*.so*")):
             argv = ["env", f"LD_LIBRARY_PATH={PYTHON}/lib", *argv]
     inside = f"/polar/{name}/{packages.relative_to(place)}"
-    return Located(argv=[*argv, "-I", "-c", START, inside, module], path=PATH, mounts=mounts)
+    return Located(argv=[*argv, "-I", "-c", START, inside, package.module], path=PATH, mounts=mounts)
