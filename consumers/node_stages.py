@@ -162,7 +162,7 @@ class LiveSession:
             self._services.secret,
             **about,
             ttl_s=task.deadlines.agent_s + TOKEN_MARGIN_S,
-            sampling=task.sampling,
+            sampling=task.session_sampling,
             budget=task.budget,
         )
         root = f"{self._services.gateway_url.rstrip('/')}/s/{self._token}"

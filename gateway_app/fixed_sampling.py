@@ -1,6 +1,6 @@
 """What a task fixes for its calls, laid over what the agent program asks for. Pure.
 
-The task's temperature and top_p replace the program's; ``max_tokens`` is an upper limit; the task's stop strings are
+The task's temperature, top_p, top_k and min_p replace the program's; ``max_tokens`` is an upper limit; the task's stop strings are
 added to the program's, which reads its own protocol by them. A structured output replaces each other constraint on the
 shape of the answer: ``response_format``, the program's own ``structured_outputs``, and a ``tool_choice`` that forces a
 call, which vLLM serves by such a constraint too and refuses beside one.
@@ -20,10 +20,9 @@ def fix(options: dict[str, Any], sampling: SamplingSpec) -> dict[str, Any]:
     {'temperature': 1.0, 'max_tokens': 500}
     """
     fixed = dict(options)
-    if sampling.temperature is not None:
-        fixed["temperature"] = sampling.temperature
-    if sampling.top_p is not None:
-        fixed["top_p"] = sampling.top_p
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        if (value := getattr(sampling, name)) is not None:
+            fixed[name] = value
     if sampling.max_tokens is not None:
         asked = fixed.get("max_tokens")
         fixed["max_tokens"] = sampling.max_tokens if asked is None else min(asked, sampling.max_tokens)

@@ -65,17 +65,24 @@ class Deadlines(Spec, frozen=True, kw_only=True):
 
 
 class SamplingSpec(Spec, frozen=True, kw_only=True):
-    """What a task fixes for each of its calls, whatever the agent program asks for. None: as the program asks.
+    """What a task fixes for each of its calls, whatever the agent program asks for. None: as the program asks, but
+    for a task that trains: then the policy's own distribution is sampled (temperature and top_p 1, no top_k or min_p).
 
-    ``max_tokens`` is an upper limit. ``structured_outputs`` is vLLM's: one of ``json`` (a schema), ``regex``,
+    ``top_k`` 0 is none. ``max_tokens`` is an upper limit. ``structured_outputs`` is vLLM's: one of ``json`` (a schema), ``regex``,
     ``choice`` or ``grammar``.
     """
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: Annotated[list[str], Meta(max_length=16)] | None = None
     structured_outputs: dict[str, Any] | None = None
+
+
+UNCUT: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""The policy's own distribution."""
 
 
 class Budget(Spec, frozen=True, kw_only=True):
@@ -107,6 +114,15 @@ class TaskSpec(Spec, frozen=True, kw_only=True):
     @property
     def group_id(self) -> str:
         return self.task_id
+
+    @property
+    def session_sampling(self) -> SamplingSpec:
+        """What is fixed for the sessions' calls. Programs ask for temperatures and cuts whose log-probs cannot train."""
+        if self.purpose != "train":
+            return self.sampling
+        own = msgspec.structs.asdict(self.sampling)
+        fixed = {name: value for name, value in UNCUT.items() if own[name] is None}
+        return msgspec.structs.replace(self.sampling, **fixed)
 
     def __post_init__(self) -> None:
         for name, seconds in msgspec.structs.asdict(self.deadlines).items():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_app.fixed_sampling import fix
-from schemas.tasks import SamplingSpec
+from schemas.tasks import EvaluatorSpec, SamplingSpec, TaskSpec
 
 JSON = {"json": {"type": "object"}}
 NAMED = {"type": "function", "function": {"name": "write"}}
@@ -85,3 +86,13 @@ def test_what_is_not_fixed_stays_and_fixing_twice_changes_nothing(
         assert fixed["max_tokens"] <= (asked.get("max_tokens") or sampling.max_tokens)
     if sampling.structured_outputs is not None:
         assert "response_format" not in fixed and fixed["structured_outputs"] == JSON
+
+
+def test_a_task_that_trains_samples_the_policys_own_distribution_unless_it_says_otherwise() -> None:
+    task = TaskSpec(instruction="x", evaluator=EvaluatorSpec(command="true"))
+    asked = {"temperature": 0.0, "top_p": 0.95, "top_k": 64, "min_p": 0.1, "seed": 1}
+    plain = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 1}
+    assert fix(asked, task.session_sampling) == plain
+    assert fix(asked, msgspec.structs.replace(task, purpose="eval").session_sampling) == asked
+    cooler = msgspec.structs.replace(task, sampling=SamplingSpec(temperature=0.5, top_k=10))
+    assert fix(asked, cooler.session_sampling) == plain | {"temperature": 0.5, "top_k": 10}

@@ -154,7 +154,8 @@ async def test_the_agent_gets_a_token_of_its_attempt_with_what_the_task_fixes(no
     exited = (await node.story(session_id))[1]
     token = verify(load_secret(settings), exited.stdout.strip()[::-1])
     assert (token.session_id, token.attempt) == (session_id, 1)
-    assert (token.sampling, token.budget) == (fixed, allowed)
+    assert (token.sampling, token.budget) == (task.session_sampling, allowed)
+    assert token.sampling.temperature == 0.5 and token.sampling.top_p == 1.0
 
 
 async def test_an_agent_that_uses_up_its_deadline_is_still_scored(node):
