@@ -1,9 +1,9 @@
 """What a task fixes for its calls, laid over what the agent program asks for. Pure.
 
-The task's temperature, top_p, top_k and min_p replace the program's; ``max_tokens`` is an upper limit; the task's stop strings are
-added to the program's, which reads its own protocol by them. A structured output replaces each other constraint on the
-shape of the answer: ``response_format``, the program's own ``structured_outputs``, and a ``tool_choice`` that forces a
-call, which vLLM serves by such a constraint too and refuses beside one.
+The task's temperature, top_p, top_k and min_p replace the program's; ``max_tokens`` is an upper limit; the task's stop
+strings are added to the program's, which reads its own protocol by them. A structured output replaces each other
+constraint on the shape of the answer: ``response_format``, the program's own ``structured_outputs``, and a
+``tool_choice`` that forces a call, which vLLM serves by such a constraint too and refuses beside one.
 """
 
 from __future__ import annotations

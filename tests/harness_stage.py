@@ -1,6 +1,7 @@
-"""Real agent programs on the real line: scheduler, node with its sandboxes, gateway, Kafka, assembler. The engine is given.
+"""Real agent programs on the real line: scheduler, node with its sandboxes, gateway, Kafka, assembler.
 
-One program after the other does one task, and what the log then holds is compared with what the engine sampled.
+The engine is given. One program after the other does one task, and what the log then holds is compared with what the
+engine sampled.
 """
 
 from __future__ import annotations
