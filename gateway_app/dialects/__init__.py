@@ -9,7 +9,8 @@ from gateway_app.dialects.anthropic_messages import AnthropicMessages
 from gateway_app.dialects.chat_completions import OpenAIChat
 from gateway_app.dialects.dialect import Dialect
 from gateway_app.dialects.google_generate import GoogleGenerate
+from gateway_app.dialects.openai_responses import OpenAIResponses
 
 DIALECTS: dict[str, Dialect] = {
-    dialect.name: dialect for dialect in (OpenAIChat(), AnthropicMessages(), GoogleGenerate())
+    dialect.name: dialect for dialect in (OpenAIChat(), OpenAIResponses(), AnthropicMessages(), GoogleGenerate())
 }
