@@ -11,8 +11,11 @@ from typing import Any, Protocol
 import anthropic_client
 import msgspec
 
-from gateway_app.dialects import DIALECTS
+from gateway_app.dialects.anthropic_messages import AnthropicMessages
+from gateway_app.dialects.chat_completions import OpenAIChat
 from gateway_app.dialects.dialect import Dialect, ModelRequest
+from gateway_app.dialects.google_generate import GoogleGenerate
+from gateway_app.dialects.openai_responses import OpenAIResponses
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 NAMES = ("read", "write")
@@ -35,7 +38,7 @@ class Client(Protocol):
 
 
 class Chat:
-    dialect = DIALECTS["openai.chat"]
+    dialect: Dialect = OpenAIChat()
 
     def parse(self, body: bytes) -> ModelRequest:
         return self.dialect.parse(body)
@@ -71,7 +74,7 @@ class Chat:
 
 
 class Anthropic:
-    dialect = DIALECTS["anthropic.messages"]
+    dialect: Dialect = AnthropicMessages()
 
     def parse(self, body: bytes) -> ModelRequest:
         return self.dialect.parse(body)
@@ -97,7 +100,7 @@ class Anthropic:
 
 
 class Responses:
-    dialect = DIALECTS["openai.responses"]
+    dialect: Dialect = OpenAIResponses()
 
     def parse(self, body: bytes) -> ModelRequest:
         return self.dialect.parse(body)
@@ -122,7 +125,7 @@ class Responses:
 
 
 class Google:
-    dialect = DIALECTS["google.generate"]
+    dialect: Dialect = GoogleGenerate()
 
     def parse(self, body: bytes) -> ModelRequest:
         return self.dialect.parse(body, "m", True)

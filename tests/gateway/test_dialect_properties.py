@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from provider_clients import CLIENTS, NAMES, Client, meaning
 
+from gateway_app.dialects import DIALECTS
 from gateway_app.dialects.dialect import BadRequest, Delta, Ended, ModelRequest, Reply, ToolCall, ToolCallDelta, Usage
 from gateway_app.dialects.reply import GrowingReply
 
@@ -74,6 +75,10 @@ def chunked(draw: st.DrawFn, reply: Reply) -> list[Delta]:
         deltas.append(Delta(tool_calls=tuple(pieces[:together])))
         deltas += [Delta(tool_calls=(piece,)) for piece in pieces[together:]]
     return deltas
+
+
+def test_every_dialect_is_tested_here() -> None:
+    assert DIALECTS.keys() <= CLIENTS.keys()
 
 
 @each_client
