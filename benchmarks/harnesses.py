@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,14 @@ async def run(programs: list[str], modes: list[str], console: Console) -> list[R
             async with engine.serving(), stage(Path(folder), engine.url, mode) as ready:
                 for name in programs:
                     engine.script = script(name)
-                    row = await ready.run(
-                        HarnessSpec(name=name), lambda: [(one.prompt_ids, one.ids) for one in engine.sampled]
-                    )
+                    row = await ready.run(HarnessSpec(name=name), partial(sampled, engine))
                     console.print(f"{mode} {name}: {'green' if row.green else f'FAILED {row.reason} {row.output}'}")
                     rows.append(row)
     return rows
+
+
+def sampled(engine: ScriptedEngine) -> list[tuple[list[int], list[int]]]:
+    return [(one.prompt_ids, one.ids) for one in engine.sampled]
 
 
 def script(name: str) -> Script:
