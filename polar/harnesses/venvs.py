@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polar.harnesses.packages import HarnessError, Located, PipPackage, executable, folder
+from polar.harnesses.packages import Located, PipPackage, executable, folder
 from polar.runtimes.bubblewrap import PATH, SYSTEM
 from polar.runtimes.runtime import Mount
 
@@ -23,12 +23,8 @@ PYTHON = "/polar/python"
 
 def located_module(name: str, package: PipPackage) -> Located:
     """How a sandbox runs the module of ``package``. Raises HarnessError unless the pinned version is installed."""
-    executable(name, package)
-    place = folder(name)
+    place, interpreter = folder(name), executable(name, package).resolve()
     packages = next(place.glob("lib/python3*/site-packages"))
-    interpreter = (place / "bin" / "python").resolve()
-    if not interpreter.is_file():
-        raise HarnessError(f"harness {name}: {interpreter} of {place} is missing: run 'polar harness install {name}'")
     mounts = [Mount(place, f"/polar/{name}")]
     argv, base = [str(interpreter)], interpreter.parent.parent
     if not any(base.is_relative_to(Path(system)) for system in SYSTEM):
