@@ -15,6 +15,8 @@ CONTENT = re.compile(rb'"content":\s?"[^"]')
 END_OF_BODY = b"0\r\n\r\n"
 LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 
+LONGEST_S = 60.0
+
 
 class CallFailed(Exception):
     """A call that was not answered as it should. The message shows the beginning of the answer."""
@@ -43,12 +45,17 @@ class Caller(asyncio.Protocol):
             self._transport, _ = await loop.create_connection(lambda: self, self._host, self._port)
         self._received, self._first, self._streamed = bytearray(), 0.0, streamed
         self._missing: int | None = None
+        self._chunked = False
         self._answer = loop.create_future()
         fields = f"host: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         head = f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n"
         self._sent = time.perf_counter()
         self._transport.write(head.encode() + body)
-        return await self._answer
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                return await self._answer
+        except TimeoutError:
+            raise CallFailed(f"no end after {LONGEST_S:.0f} s: {bytes(self._received[-300:])!r}") from None
 
     def close(self) -> None:
         if self._transport is not None:
@@ -57,26 +64,20 @@ class Caller(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
         self._received += data
-        if self._streamed:
-            if not self._first and CONTENT.search(self._received):
-                self._first = now
-            if data.endswith(END_OF_BODY):
-                self._end(now, b"data: [DONE]" in self._received and b'"error"' not in self._received)
-            return
-        if self._missing is None:
+        if self._streamed and not self._first and CONTENT.search(self._received):
+            self._first = now
+        if self._missing is None and not self._chunked:
             head, blank, rest = self._received.partition(b"\r\n\r\n")
             if not blank:
                 return
             length = LENGTH.search(head + b"\r\n")
-            if length is None:  # in chunks
-                if data.endswith(END_OF_BODY):
-                    self._end(now, True)
-                return
-            self._missing = int(length[1]) - len(rest)
-        else:
+            self._chunked = length is None
+            self._missing = int(length[1]) - len(rest) if length else None
+        elif self._missing is not None:
             self._missing -= len(data)
-        if self._missing <= 0:
-            self._end(now, True)
+        if self._received.endswith(END_OF_BODY) if self._chunked else self._missing == 0:
+            failed = self._streamed and (b"data: [DONE]" not in self._received or b'"error"' in self._received)
+            self._end(now, not failed)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
