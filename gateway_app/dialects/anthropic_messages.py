@@ -84,8 +84,11 @@ class MessageWriter:
         return events + _event("message_stop", {})
 
     def keep_alive(self) -> bytes:
-        """Programs skip a ping wherever it comes, so that ``message_start`` can wait until the usage is known."""
-        return _event("ping", {})
+        """A ping, which programs skip wherever it comes, and in an open text or thinking also an empty piece of it.
+
+        Claude Code gives up after 600 s of pings alone; a delta, even an empty one, counts as life.
+        """
+        return _event("ping", {}) + (self._grow(self._open, "") if self._open else b"")
 
     def failed(self, status: int, message: str, code: str | None) -> bytes:
         return _event("error", error_body(status, message, code))

@@ -141,12 +141,20 @@ def test_usage_tells_what_was_cached_apart() -> None:
     assert unknown["message"]["usage"]["input_tokens"] == 0
 
 
-def test_a_keep_alive_is_a_ping_anywhere() -> None:
+def test_a_keep_alive_is_a_ping_anywhere_and_a_piece_of_what_is_open() -> None:
     writer = DIALECT.writer(REQUEST, "c1")
-    stream = writer.keep_alive() + writer.start(5) + writer.delta(Delta(content="a")) + writer.keep_alive()
-    stream += writer.delta(Delta(content="b")) + writer.end(ended())
-    assert events(stream)[0] == {"type": "ping"}
-    assert assembled(stream)["content"] == [{"type": "text", "text": "ab"}]
+    assert events(writer.keep_alive()) == [{"type": "ping"}]
+    stream = writer.start(5) + writer.keep_alive() + writer.delta(Delta(reasoning="hm"))
+    thinking = events(alive := writer.keep_alive())
+    stream += alive + writer.delta(Delta(content="a"))
+    text = events(alive := writer.keep_alive())
+    stream += alive + writer.delta(Delta(content="b")) + writer.end(ended())
+    assert thinking[1]["delta"] == {"type": "thinking_delta", "thinking": ""} and thinking[1]["index"] == 0
+    assert text[1]["delta"] == {"type": "text_delta", "text": ""} and text[1]["index"] == 1
+    assert assembled(stream)["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": "c1"},
+        {"type": "text", "text": "ab"},
+    ]
 
 
 @pytest.mark.parametrize(
