@@ -15,6 +15,7 @@ from consumers.recorder import record
 from gateway_app.admin.access import check_binding, guard
 from gateway_app.admin.routes import RecordRoutes, SessionRoutes, TaskRoutes, TopicRoutes
 from gateway_app.admin.task_intake import TaskIntake
+from gateway_app.admin.task_schema import add_parts
 from polar.settings import Settings
 from polar.store import Store, StoreError
 from streams.admin import create_topics
@@ -56,7 +57,7 @@ def create_app(settings: Settings, on_failure: OnFailure = lambda error: None) -
         route_handlers=[TaskRoutes, SessionRoutes, RecordRoutes, TopicRoutes],
         guards=[guard(settings.admin_key)],
     )
-    return Litestar(
+    app = Litestar(
         [health, admin],
         lifespan=[lifespan],
         exception_handlers={StreamError: _unavailable, StoreError: _unavailable},
@@ -64,6 +65,8 @@ def create_app(settings: Settings, on_failure: OnFailure = lambda error: None) -
         request_max_body_size=MOST_BYTES,
         logging_config=None,
     )
+    add_parts(app.openapi_schema)
+    return app
 
 
 @asynccontextmanager

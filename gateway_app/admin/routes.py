@@ -13,6 +13,7 @@ from litestar.response import Stream
 
 from gateway_app.admin.task_check import parse_tasks
 from gateway_app.admin.task_intake import Cancelled, Submitted
+from gateway_app.admin.task_schema import TaskSubmission
 from gateway_app.admin.topic_tail import tail
 from polar.store import queries, rows
 from schemas.tasks import Purpose
@@ -29,9 +30,9 @@ class TaskRoutes(Controller):
 
     @post(
         "/",
+        operation_class=TaskSubmission,
         summary="Submit one task or a list; a known task_id is not submitted twice",
-        description="The fields of a task are those of `TaskSpec` in `schemas/tasks.py`; `instruction` and `evaluator` "
-        "are required. `sampling` (at most 4 KiB) fixes temperature, top_p, max_tokens, stop and structured_outputs "
+        description="`sampling` (at most 4 KiB) fixes temperature, top_p, max_tokens, stop and structured_outputs "
         "(one of json, regex, choice, grammar) for each call; `budget` limits a session's calls, sampled tokens and "
         "concurrent calls.",
     )

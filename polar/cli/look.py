@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,6 +17,7 @@ from polar.cli.mistake import UserMistake
 from polar.cli.story import said, short
 from polar.cli.tables import age, dash, show_table, table
 from polar.store.rows import CallRow, SessionRow, SessionStory, Status, WeightRow
+from schemas.sessions import Sampling
 
 Limit = Annotated[int, typer.Option(min=1, max=5000, help="How many at most, the newest first.")]
 
@@ -63,6 +66,7 @@ def status_lines(status: Status) -> list[tuple[str, str]]:
         ("unusable", counts(status.unusable)),
         ("groups", counts(status.groups)),
         ("excluded", counts(status.exclusions)),
+        ("splits", counts(status.splits)),
         ("batch", str(status.last_batch)),
         ("reward", f"{dash(status.reward_mean, '.3f')} (last 64 train sessions)"),
         ("loss", dash(metrics.get("loss"), ".4f")),
@@ -126,8 +130,10 @@ def show(
         console.print(Text(_headline(attempt), style="bold"))
     for event in story.events:
         console.print(Text(f"{event.at:%H:%M:%S}  #{event.attempt}  {event.type:<17}  {event.text}"))
+    numbers = {call.call_id: call.number for call in story.calls}
     for call in story.calls:
-        console.print(Text(f"\n{_turn_head(call)}", style="bold"))
+        console.print(Text(f"\n{turn_head(call)}", style="bold"))
+        console.print(Text(f"  {turn_facts(call, numbers)}", style="dim"))
         for message in call.messages:
             console.print(Text(f"  {message.get('role', '?'):<10}{said(message, width=400)}"))
         if call.message is not None:
@@ -171,14 +177,46 @@ def _headline(row: SessionRow) -> str:
     return ", ".join(parts)
 
 
-def _turn_head(call: CallRow) -> str:
+def turn_head(call: CallRow) -> str:
+    """Its number, state and rule, and how many tokens it has."""
     versions = ",".join(f"v{span['version']}" for span in call.versions)
-    known = f" after {call.kept_ids} known" if call.base_call_id else ""
+    known = f" after {call.kept_ids} known" if call.kept_ids else ""
+    prompt = "prompt not told" if call.new_prompt_tokens is None else f"{call.new_prompt_tokens} prompt tokens{known}"
     sampled = f", {call.response_tokens} sampled by {versions}" if call.response_tokens is not None else ""
     failure = f", {call.failure}: {call.failure_detail}" if call.failure else ""
-    auxiliary = f", {call.auxiliary}" if call.auxiliary else ""
-    tokens = f"{call.new_prompt_tokens} prompt tokens{known}{sampled}"
-    return f"turn {call.number} #{call.attempt} ({call.state}{auxiliary}): {tokens}{failure}"
+    auxiliary = f", auxiliary: {call.auxiliary}" if call.auxiliary else ""
+    return f"turn {call.number} #{call.attempt} ({call.state}{auxiliary}): {prompt}{sampled}{failure}"
+
+
+def turn_facts(call: CallRow, numbers: Mapping[str, int]) -> str:
+    """Whose turn it goes on from, its thread, where its prompt comes from and the sampling in effect.
+
+    ``numbers`` holds those of the session's calls.
+    """
+    facts = []
+    if call.parent_call_id is not None:
+        number = numbers.get(call.parent_call_id)
+        facts.append(f"after call {short(call.parent_call_id)}" if number is None else f"after turn {number}")
+    if call.thread_id is not None:
+        facts.append(f"thread {call.thread_id}")
+    if call.history is not None:
+        note = f" ({call.history_note})" if call.history_note else ""
+        facts.append(f"{call.history} history{note}")
+    return ", ".join([*facts, sampling_words(msgspec.convert(call.sampling, Sampling))])
+
+
+def sampling_words(sampling: Sampling) -> str:
+    """The temperature, and what else is not neutral.
+
+    >>> sampling_words(Sampling(temperature=0.7, top_k=20, altered=["logit_bias"]))
+    'temperature 0.7, top_k 20, also logit_bias'
+    """
+    neutral = Sampling()
+    names = [name for name in Sampling.__struct_fields__ if name not in ("temperature", "altered")]
+    values = {name: getattr(sampling, name) for name in names}
+    words = [f"{name} {value}" for name, value in values.items() if value != getattr(neutral, name)]
+    also = [f"also {' '.join(sampling.altered)}"] if sampling.altered else []
+    return ", ".join([f"temperature {sampling.temperature:g}", *words, *also])
 
 
 def weights(context: typer.Context, limit: Limit = 30) -> None:

@@ -133,12 +133,20 @@ def _(record: SessionClosed) -> str:
 
 @describe.register
 def _(record: CallStarted) -> str:
-    new = "unknown" if record.prompt_ids is None else len(unpack_ids(record.prompt_ids))
-    kept = f" after {record.kept_ids} known" if record.kept_ids else ""
-    kept += ", exact history" if record.history == "exact" else ""
+    prompt = _prompt(record) or "prompt not told yet"
+    note = f", template history: {record.history_note}" if record.history_note else ""
+    history = ", exact history" if record.history == "exact" else note
     streamed = ", streamed" if record.streamed else ""
     auxiliary = f", {record.auxiliary}" if record.auxiliary else ""
-    return f"{f'call {record.number} started':<19}{new} prompt tokens{kept}{streamed}{auxiliary}"
+    return f"{f'call {record.number} started':<19}{prompt}{history}{streamed}{auxiliary}"
+
+
+def _prompt(record: CallStarted | CallCompleted) -> str:
+    """Empty where another event tells the prompt."""
+    if record.prompt_ids is None:
+        return ""
+    kept = f" after {record.kept_ids} known" if record.kept_ids else ""
+    return f"{len(unpack_ids(record.prompt_ids))} prompt tokens{kept}"
 
 
 @describe.register
@@ -146,7 +154,8 @@ def _(record: CallCompleted) -> str:
     logprobs = unpack_logprobs(record.logprobs)
     versions = ", ".join(f"v{span.version}" for span in record.weight_versions)
     mean = f", mean log-prob {logprobs.mean():.3f}" if len(logprobs) else ""
-    sampled = f"{len(logprobs)} tokens by {versions}{mean}, {record.finish_reason}"
+    prompt = f"{_prompt(record)}, " if record.prompt_ids is not None else ""
+    sampled = f"{prompt}{len(logprobs)} tokens by {versions}{mean}, {record.finish_reason}"
     return f"call completed     {sampled}: {said(record.message)}"
 
 

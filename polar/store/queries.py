@@ -192,6 +192,10 @@ GROUP_COUNTS = """
     FROM ids LEFT JOIN batch_groups b USING (group_id) LEFT JOIN exclusions e USING (group_id)
     LEFT JOIN group_closings c USING (group_id) GROUP BY state ORDER BY state"""
 
+SPLITS = """
+    SELECT history_note, count(*) FROM call_starts WHERE history_note IS NOT NULL
+    GROUP BY history_note ORDER BY history_note"""
+
 LAST_REWARDS = """
     SELECT avg(reward) FROM (
         SELECT v.reward FROM session_verdicts v JOIN session_openings o USING (session_id, attempt)
@@ -218,6 +222,7 @@ def status(store: Store) -> rows.Status:
         unusable=unusable,
         groups=dict(store.read(GROUP_COUNTS)),
         exclusions=dict(store.read("SELECT reason, count(*) FROM exclusions GROUP BY reason ORDER BY reason")),
+        splits=dict(store.read(SPLITS)),
         tasks=task_count,
         cancelled_tasks=cancelled,
         traces=trace_count,
@@ -261,9 +266,11 @@ EVENTS = """
         || traces || ' traces' WHEN infrastructure THEN 'infrastructure' ELSE 'unusable' END, nullif(reason, ''))
         FROM session_verdicts WHERE session_id = $id
     UNION ALL SELECT "at", attempt, 'call.started', concat_ws(' ', 'call', number, dialect, kept_ids || '+'
-        || len(prompt_ids) || ' prompt tokens', auxiliary) FROM call_starts WHERE session_id = $id
-    UNION ALL SELECT e."at", e.attempt, 'call.completed', concat_ws(' ', 'call', number, response_tokens, 'tokens,',
-        finish_reason, ', version', newest_version)
+        || len(prompt_ids) || ' prompt tokens', auxiliary, CASE history WHEN 'exact' THEN 'exact history' END,
+        'template history: ' || history_note) FROM call_starts WHERE session_id = $id
+    UNION ALL SELECT e."at", e.attempt, 'call.completed', concat_ws(' ', 'call', number,
+        e.kept_ids || '+' || len(e.prompt_ids) || ' prompt tokens,', response_tokens, 'tokens,', finish_reason,
+        ', version', newest_version)
         FROM call_ends e JOIN call_starts s USING (call_id) WHERE e.session_id = $id
     UNION ALL SELECT e."at", e.attempt, 'call.delivery', concat_ws(' ', 'call', number,
         CASE WHEN delivered THEN 'delivered' ELSE 'not delivered' END)

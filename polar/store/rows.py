@@ -42,8 +42,9 @@ class StepRow(Answer, frozen=True, kw_only=True):
 class Status(Answer, frozen=True, kw_only=True):
     """The whole system at one glance. Void attempts are left out.
 
-    ``unusable``, ``exclusions``: how many sessions and groups, by reason. ``reward_mean`` is over the last 64 usable
-    train sessions. The probe differences are those of the newest load.
+    ``unusable``, ``exclusions``: how many sessions and groups, by reason. ``splits``: of how many calls, those of void
+    attempts too, the prompt is the template's where it might have been exact, by reason. ``reward_mean`` is over the
+    last 64 usable train sessions. The probe differences are those of the newest load.
     """
 
     nodes: list[NodeStatus]
@@ -63,6 +64,7 @@ class Status(Answer, frozen=True, kw_only=True):
     probe_max_difference: float | None
     step: StepRow | None
     reward_mean: float | None
+    splits: dict[str, int] = {}
 
 
 class TaskRow(Answer, frozen=True, kw_only=True):
@@ -135,9 +137,14 @@ class EventRow(Answer, frozen=True, kw_only=True):
 
 
 class CallRow(Answer, frozen=True, kw_only=True):
-    """One call, as it was recorded: ``messages`` and prompt ids are what is new after ``base_call_id``.
+    """One call, as it was recorded: ``messages`` are what is new after the ``kept_messages`` of ``base_call_id``.
 
-    ``state``: started, completed (delivery not known yet), delivered, undelivered or failed.
+    Its prompt is ``kept_ids`` ids of ``prompt_base_call_id``, then ``new_prompt_tokens`` of its own; these are None
+    until an event tells them. ``parent_call_id`` is the call it goes on from, ``thread_id`` the program's name for the
+    (sub-)agent that calls. ``history``: exact or template, with the reason in ``history_note`` where it might have been
+    exact. ``auxiliary`` is the rule that took it for no turn of the agent. ``sampling`` is what was in effect.
+    ``state``: started, completed (delivery not known yet), delivered (once, of however many tries), undelivered or
+    failed.
     """
 
     session_id: str
@@ -149,10 +156,15 @@ class CallRow(Answer, frozen=True, kw_only=True):
     model: str
     streamed: bool
     auxiliary: str | None
+    parent_call_id: str | None
+    thread_id: str | None
+    history: str | None
+    history_note: str | None
     base_call_id: str | None
-    kept_ids: int
-    new_prompt_tokens: int
     kept_messages: int
+    prompt_base_call_id: str | None
+    kept_ids: int | None
+    new_prompt_tokens: int | None
     messages: list[Any]
     tools: list[Any] | None
     sampling: dict[str, Any]

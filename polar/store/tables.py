@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from schemas import batches, scheduling, sessions, tasks, traces, weights
 from schemas.packed import unpack_ids, unpack_logprobs, unpack_mask
@@ -30,7 +31,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "session_verdicts": ATTEMPT,
     "call_starts": ("call_id",),
     "call_ends": ("call_id",),
-    "call_deliveries": ("call_id",),
+    "call_deliveries": ("call_id", "delivered"),
     "call_failures": ("call_id",),
     "traces": ("trace_id",),
     "group_closings": ("group_id",),
@@ -41,7 +42,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "weights": ("policy", "version"),
     "weight_loads": ("policy", "version", "engine_id", "position"),
 }
-"""What must not come twice. The first row of a key stays, whatever is delivered again."""
+"""What must not come twice. The first row of a key stays, whatever is delivered again.
+
+A call may be told as undelivered and, given again to a program that asked again, as delivered: both rows stay.
+"""
 
 REPLACED = frozenset({"node_heartbeats"})
 """Tables of which only the newest row of a key matters."""
@@ -114,7 +118,7 @@ def _call(record: sessions.SessionRecord) -> tuple[str, Row]:
             return "call_starts", _fields(record, without=("messages", "tools", "prompt_ids", "sampling")) | {
                 "messages_json": _json(record.messages),
                 "tools_json": None if record.tools is None else _json(record.tools),
-                "prompt_ids": unpack_ids(record.prompt_ids or b""),
+                "prompt_ids": _ids(record.prompt_ids),
                 "sampling_json": _json(record.sampling),
             }
         case sessions.CallCompleted():
@@ -125,11 +129,16 @@ def _call(record: sessions.SessionRecord) -> tuple[str, Row]:
             return "call_failures", _fields(record)
 
 
+def _ids(packed: bytes | None) -> NDArray[np.int32] | None:
+    return None if packed is None else unpack_ids(packed)
+
+
 def _completed(record: sessions.CallCompleted) -> Row:
     logprobs = unpack_logprobs(record.logprobs)
     versions = [span.version for span in record.weight_versions]
     return _fields(record, without=("message", "weight_versions", "usage")) | {
         "message_json": _json(record.message),
+        "prompt_ids": _ids(record.prompt_ids),
         "response_ids": unpack_ids(record.response_ids),
         "logprobs": logprobs,
         "response_tokens": len(logprobs),

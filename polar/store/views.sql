@@ -68,8 +68,13 @@ LEFT JOIN session_verdicts v USING (session_id, attempt)
 LEFT JOIN started t USING (session_id, attempt)
 LEFT JOIN sampled d USING (session_id, attempt);
 
+-- The prompt is that of the event that told it; the messages are those of the start, after its own base call.
 CREATE OR REPLACE VIEW calls AS
-SELECT s.*, len(s.prompt_ids) AS new_prompt_tokens,
+WITH deliveries AS (SELECT call_id, bool_or(delivered) AS delivered FROM call_deliveries GROUP BY call_id)
+SELECT s.* EXCLUDE (prompt_ids, kept_ids), coalesce(s.prompt_ids, e.prompt_ids) AS prompt_ids,
+    len(coalesce(s.prompt_ids, e.prompt_ids)) AS new_prompt_tokens,
+    CASE WHEN s.prompt_ids IS NULL THEN e.kept_ids ELSE s.kept_ids END AS kept_ids,
+    CASE WHEN s.prompt_ids IS NULL THEN e.base_call_id ELSE s.base_call_id END AS prompt_base_call_id,
     CASE
         WHEN d.delivered THEN 'delivered'
         WHEN d.call_id IS NOT NULL THEN 'undelivered'
@@ -82,7 +87,7 @@ SELECT s.*, len(s.prompt_ids) AS new_prompt_tokens,
     f.infrastructure
 FROM call_starts s
 LEFT JOIN call_ends e USING (call_id)
-LEFT JOIN call_deliveries d USING (call_id)
+LEFT JOIN deliveries d USING (call_id)
 LEFT JOIN call_failures f USING (call_id);
 
 CREATE OR REPLACE VIEW groups AS

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 
 import pytest
@@ -13,7 +14,7 @@ from polar.settings import Settings, SettingsError
 from polar.store import StoreError
 from schemas.ids import new_id
 from schemas.sessions import HarnessExited, SessionClosed, SessionOpened, SessionScored
-from schemas.tasks import TaskCancelled, TaskSubmitted
+from schemas.tasks import TaskCancelled, TaskSpec, TaskSubmitted
 from streams.consumer import Reader
 from streams.producer import Producer
 from streams.topics import SESSIONS, TASKS, WEIGHTS
@@ -218,6 +219,21 @@ def test_beyond_loopback_it_refuses_to_start_without_a_key(host):
 def test_openapi_describes_every_route(client):
     paths = client.get("/schema/openapi.json").json()["paths"]
     assert {"/health", "/admin/tasks", "/admin/sessions/{session_id}", "/admin/topics/{topic}/tail"} <= set(paths)
+
+
+def test_openapi_describes_the_tasks_that_are_submitted(client):
+    description = client.get("/schema/openapi.json").json()
+    body = description["paths"]["/admin/tasks"]["post"]["requestBody"]
+    one = {"$ref": "#/components/schemas/TaskSpec"}
+    assert body["required"]
+    shapes = body["content"]["application/json"]["schema"]["anyOf"]
+    assert len(shapes) == 2 and one in shapes and {"type": "array", "items": one} in shapes
+    schemas = description["components"]["schemas"]
+    assert sorted(schemas["TaskSpec"]["required"]) == ["evaluator", "instruction"]
+    assert set(schemas["TaskSpec"]["properties"]) == set(TaskSpec.__struct_fields__)
+    assert schemas["SamplingSpec"]["properties"]["top_p"]["anyOf"][0]["maximum"] == 1
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(description)))
+    assert named <= set(schemas)
 
 
 def test_a_dead_recorder_is_told_and_the_app_is_no_longer_healthy(kafka, tmp_path, monkeypatch):

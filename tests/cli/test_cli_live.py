@@ -15,12 +15,13 @@ from polar.supervisor import Service, Supervisor
 from schemas.ids import derived_id, new_id
 from schemas.packed import pack_ids, pack_logprobs
 from schemas.scheduling import NodeHeartbeat, NodeRegistered
-from schemas.sessions import CallDelivery, HarnessExited, SessionClosed, SessionScored
+from schemas.sessions import CallDelivery, HarnessExited, Sampling, SessionClosed, SessionScored
 from schemas.weights import Probe, WeightsLoaded, WeightsPublished
 from streams.producer import Producer
 from streams.topics import SCHEDULER, SESSIONS, WEIGHTS
 
 SESSION = derived_id("session", "t-1", 0)
+FACTS = {"thread_id": "explorer", "history_note": "images", "sampling": Sampling(temperature=0.5, max_tokens=64)}
 NODE = {"node_id": "node-7", "incarnation": "i"}
 
 
@@ -46,7 +47,7 @@ async def publish(bootstrap):
     event = {"session_id": SESSION, "attempt": 0}
     story = [
         opened(SESSION, group="t-1"),
-        started(1, [1, 2, 3], SESSION, messages=[{"role": "user", "content": "list [the] files"}]),
+        started(1, [1, 2, 3], SESSION, messages=[{"role": "user", "content": "list [the] files"}], **FACTS),
         completed(1, [4, 5], SESSION, message={"role": "assistant", "content": "here they are"}),
         CallDelivery(**event, call_id=f"{SESSION}-0-c1", delivered=True),
         HarnessExited(**event, exit_code=0, timed_out=False, seconds=0.5),
@@ -97,8 +98,8 @@ def until(ask, *words, deadline_s=20.0):
 
 
 def test_status_shows_nodes_and_weights(polar):
-    out = until(lambda: polar("status"), "node-7", "published v0", "v0 (engine-1)")
-    assert "READY" in out and "0/4" in out and "engine ↔ trainer 1.0e-06" in out
+    out = until(lambda: polar("status"), "node-7", "published v0", "v0 (engine-1)", "splits")
+    assert "READY" in out and "0/4" in out and "1 images" in out and "engine ↔ trainer 1.0e-06" in out
 
 
 def test_a_session_is_listed_and_shown_turn_by_turn(polar):
@@ -106,6 +107,7 @@ def test_a_session_is_listed_and_shown_turn_by_turn(polar):
     out = until(lambda: polar("show", SESSION[-8:]), "reward 1", "turn 1")
     assert "list [the] files" in out and "here they are" in out
     assert "3 prompt tokens, 2 sampled by v0" in out
+    assert "  thread explorer, template history (images), temperature 0.5, max_tokens 64\n" in out
 
 
 def test_a_session_that_is_not_there_is_one_line(url, capsys):

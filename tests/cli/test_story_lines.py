@@ -45,6 +45,21 @@ def completed(**changes) -> CallCompleted:
     return CallCompleted(**EVENT, **(fields | changes))
 
 
+STARTED_BLIND = CallStarted(
+    **EVENT,
+    call_id="d",
+    number=3,
+    dialect="chat",
+    model="policy",
+    streamed=True,
+    messages=[],
+    tools=None,
+    prompt_ids=None,
+    sampling=Sampling(),
+    history_note="unknown_history",
+    auxiliary="codex.compaction",
+)
+
 STORY = [
     (
         SessionOpened(
@@ -76,6 +91,15 @@ STORY = [
             kept_ids=40,
         ),
         "call 2 started     3 prompt tokens after 40 known, streamed",
+    ),
+    (
+        STARTED_BLIND,
+        "call 3 started     prompt not told yet, template history: unknown_history, streamed, codex.compaction",
+    ),
+    (
+        completed(prompt_ids=pack_ids([1, 2, 3]), base_call_id="b", kept_ids=40),
+        "call completed     3 prompt tokens after 40 known, 2 tokens by v0, v1, mean log-prob -0.375, "
+        "tool_calls: bash(ls)",
     ),
     (completed(), "call completed     2 tokens by v0, v1, mean log-prob -0.375, tool_calls: bash(ls)"),
     (CallDelivery(**EVENT, call_id="c", delivered=False), "call NOT delivered: the client had gone"),
