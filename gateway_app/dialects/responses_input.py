@@ -4,6 +4,7 @@ What one response made (reasoning, text, calls) is one assistant message again. 
 ids where a program sends them back; without ids, calls belong to the assistant's text just before them, and reasoning
 to what follows it. Reasoning that nothing of the assistant follows is dropped: its response was never finished.
 
+A developer message is a system message where it stands: most chat templates drop a role that they do not know.
 Images in a tool's output follow in a user message: no chat template is sure to take images in a tool message.
 """
 
@@ -123,7 +124,8 @@ class _History:
         if item.role not in ROLES:
             raise BadRequest(f"{where}.role must be one of {', '.join(sorted(ROLES))}", f"{where}.role")
         self._close()
-        self._messages.append({"role": item.role, "content": _content(item.content, f"{where}.content")})
+        role = "system" if item.role == "developer" else item.role
+        self._messages.append({"role": role, "content": _content(item.content, f"{where}.content")})
 
     def _output(self, item: Item, where: str) -> None:
         if item.output is None:

@@ -20,6 +20,7 @@ from gateway_app.dialects.wire import encode
 
 Object = dict[str, Any]
 
+OURS = ("function", "custom")
 INPUT: Object = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 NOTHING: Object = {"type": "object", "properties": {}}
 
@@ -52,11 +53,11 @@ class Toolbox:
         self.named: dict[str, Named] = {}
         self._flat: dict[tuple[str, str], str] = {}
         read = [_read(tool, f"tools[{place}]") for place, tool in enumerate(tools)]
+        self._taken = {tool.name for tool in read if tool.type in OURS}
         for place, tool in enumerate(read):
-            if tool.type in ("function", "custom"):
+            if tool.type in OURS:
                 self._add(tool, None, f"tools[{place}]")
-        for place, tool in enumerate(read):
-            if tool.type == "namespace":
+            elif tool.type == "namespace":
                 self._add_namespace(tool, f"tools[{place}]")
 
     def flat(self, name: str, namespace: str | None) -> str:
@@ -74,9 +75,9 @@ class Toolbox:
         if kind == "allowed_tools":
             entries = choice.get("tools")
             shown = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-            allowed = [self._function(entry) for entry in shown if entry.get("type") in ("function", "custom")]
+            allowed = [self._function(entry) for entry in shown if entry.get("type") in OURS]
             return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": allowed}}
-        if kind not in ("function", "custom"):
+        if kind not in OURS:
             raise BadRequest(
                 "tool_choice.type must be function, custom or allowed_tools: no others run here", "tool_choice"
             )
@@ -92,7 +93,7 @@ class Toolbox:
         if not tool.name:
             raise BadRequest(f"{where}.name must be a string", f"{where}.name")
         for place, inner in enumerate(tool.tools or []):
-            if inner.type in ("function", "custom"):
+            if inner.type in OURS:
                 self._add(inner, tool, f"{where}.tools[{place}]")
 
     def _add(self, tool: Tool, inside: Tool | None, where: str) -> None:
@@ -114,8 +115,9 @@ class Toolbox:
 
     def _free(self, name: str) -> str:
         free, number = name, 2
-        while free in self.named:
+        while free in self._taken:
             free, number = f"{name}_{number}", number + 1
+        self._taken.add(free)
         return free
 
 
