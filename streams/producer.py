@@ -1,7 +1,7 @@
 """Writing records: acknowledged by all replicas, idempotent, in order per key, and every wait has a deadline.
 
-aiokafka retries an idempotent record for ever; here a record that is not acknowledged within ``DEADLINE_S`` raises
-KafkaUnavailable. It may still be written later, in its place in the order.
+An idempotent record is tried again for ever, but what waits for one that is not acknowledged within ``DEADLINE_S``
+gets KafkaUnavailable. It may still be written later, in its place in the order. Transactions are aiokafka's.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import msgspec
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.record import Record
 from streams.codec import belongs, encode
+from streams.deadlines import Deadlines
 from streams.errors import Fenced, KafkaUnavailable, RecordRefused, StreamError, named
+from streams.sender import Position, Sender
 from streams.topics import MIB, TABLE
 
 __all__ = ["Fenced", "KafkaUnavailable", "Position", "Producer", "RecordRefused"]
@@ -33,14 +34,6 @@ TRANSACTION_TIMEOUT_MS = 45_000
 """After this the broker aborts the transaction of a killed producer, which until then holds back committed readers."""
 
 log = logging.getLogger(__name__)
-
-
-class Position(msgspec.Struct, frozen=True, order=True):
-    """Where a record was written."""
-
-    topic: str
-    partition: int
-    offset: int
 
 
 class Producer:
@@ -57,30 +50,41 @@ class Producer:
         self._source = source
         self._transactional_id = transactional_id
         self._deadline_s = deadline_s
+        self._sender: Sender | None = None
+        self._deadlines: Deadlines | None = None
         self._kafka: AIOKafkaProducer | None = None
         self._in_transaction: list[asyncio.Future[Position]] = []
         self._broken: StreamError | None = None
         self._unanswered = False
+        self._late_at = -1.0
 
     async def __aenter__(self) -> Self:
-        self._kafka = AIOKafkaProducer(
+        try:
+            if self._transactional_id is None:
+                self._sender = Sender(self._bootstrap, client_id=self._source, refused=self._refused)
+                self._deadlines = Deadlines(self._deadline_s, self._late)
+                await self._within(self._sender.start(), "connecting")
+            else:
+                self._kafka = self._transactional(self._transactional_id)
+                await self._within(self._kafka.start(), "connecting")
+        except StreamError:
+            await self._stop()
+            raise
+        return self
+
+    def _transactional(self, transactional_id: str) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
             bootstrap_servers=self._bootstrap,
             client_id=self._source,
             acks="all",
             enable_idempotence=True,
             compression_type="zstd",
-            transactional_id=self._transactional_id,
+            transactional_id=transactional_id,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
             max_request_size=max(spec.max_bytes for spec in TABLE.values()) + MIB,
             max_batch_size=MIB,
             request_timeout_ms=15_000,
         )
-        try:
-            await self._within(self._kafka.start(), "connecting")
-        except StreamError:
-            await self._stop()
-            raise
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -108,11 +112,29 @@ class Producer:
             )
         key = TABLE[topic].key(record).encode()
         doing = f"writing a {type(record).__name__} to {topic}"
+        if self._transactional_id is not None:
+            return await self._post_in_transaction(topic, key, value, headers, doing)
+        sender, deadlines = self._sending()
+        if not sender.knows(topic):
+            await self._within(sender.find(topic), doing)
+        acknowledged, room = sender.put(topic, key, value, headers)
+        deadlines.watch(acknowledged, doing)
+        if room is not None:
+            waited_for: tuple[asyncio.Future[Any], ...] = (room, acknowledged)
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+        return acknowledged
+
+    async def _post_in_transaction(
+        self, topic: str, key: bytes, value: bytes, headers: list[tuple[str, bytes]], doing: str
+    ) -> asyncio.Future[Position]:
         written = await self._within(self._client().send(topic, value, key, headers=headers), doing)
         acknowledged = asyncio.ensure_future(self._acknowledged(written, doing))
-        if self._transactional_id is not None:
-            self._in_transaction.append(acknowledged)
+        self._in_transaction.append(acknowledged)
         return acknowledged
+
+    async def _acknowledged(self, written: asyncio.Future[Any], doing: str) -> Position:
+        metadata = await self._within(asyncio.shield(written), doing)
+        return Position(metadata.topic, metadata.partition, metadata.offset)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -144,10 +166,6 @@ class Producer:
             sending = self._client().send_offsets_to_transaction(named_offsets, group_id)
             await self._within(sending, f"committing offsets of {group_id}")
 
-    async def _acknowledged(self, written: asyncio.Future[Any], doing: str) -> Position:
-        metadata = await self._within(asyncio.shield(written), doing)
-        return Position(metadata.topic, metadata.partition, metadata.offset)
-
     async def _within(self, waiting: Awaitable[T], doing: str) -> T:
         """``waiting`` within the deadline, its errors named. A transactional producer does not outlive an error."""
         try:
@@ -169,12 +187,30 @@ class Producer:
             raise RuntimeError("a Producer is used inside `async with`")
         return self._kafka
 
+    def _sending(self) -> tuple[Sender, Deadlines]:
+        if self._sender is None or self._deadlines is None:
+            raise RuntimeError("a Producer is used inside `async with`")
+        return self._sender, self._deadlines
+
+    def _refused(self, error: Exception, topic: str) -> StreamError:
+        return named(error, self._bootstrap, f"{self._source}: writing to {topic}")
+
+    def _late(self, doing: str) -> StreamError:
+        self._late_at = asyncio.get_running_loop().time()
+        return named(TimeoutError(), self._bootstrap, f"{self._source}: {doing}")
+
     async def _stop(self) -> None:
+        sender, self._sender = self._sender, None
         kafka, self._kafka = self._kafka, None
-        if kafka is None:
-            return
+        if self._deadlines is not None:
+            self._deadlines.close()
         try:
-            async with asyncio.timeout(CLOSE_UNANSWERED_S if self._unanswered else self._deadline_s):
-                await kafka.stop()
+            if sender is not None:
+                unanswered = self._unanswered or self._late_at > sender.answered_at
+                if not await sender.close(CLOSE_UNANSWERED_S if unanswered else self._deadline_s):
+                    log.warning("Kafka at %s: %s closed with unsent records", self._bootstrap, self._source)
+            if kafka is not None:
+                async with asyncio.timeout(CLOSE_UNANSWERED_S if self._unanswered else self._deadline_s):
+                    await kafka.stop()
         except (KafkaError, OSError) as error:
             log.warning("Kafka at %s: %s did not close cleanly: %r", self._bootstrap, self._source, error)
