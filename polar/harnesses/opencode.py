@@ -39,7 +39,8 @@ RESERVATIONS = {
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tool ``edit`` comes with ``write``; ``task`` starts sub-agents. After ``max_turns`` it is asked to sum up.
+    """The tool ``edit`` comes with ``write``; ``task`` starts sub-agents. After ``max_turns`` the model is asked to
+    sum up; nothing stops one that goes on but the task's budget.
 
     ``context_window`` is what it believes the model has: it compacts before that is full, and never without it.
     An empty ``system_prompt`` leaves its own.
