@@ -51,8 +51,9 @@ def main() -> int:
     return 1 if result["failed"] else 0
 
 
-async def run(programs: list[str], modes: list[str], console: Console) -> list[Row]:
-    rows = []
+async def run(programs: list[str], modes: list[str], console: Console | None = None) -> list[Row]:
+    """``console`` is told of each program when it is done."""
+    console, rows = console or Console(quiet=True), []
     for mode in modes:
         engine = ScriptedEngine(max_model_len=CONTEXT)
         with tempfile.TemporaryDirectory(prefix="polar-harnesses-") as folder:

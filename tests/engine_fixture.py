@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -53,14 +54,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     if given:
         yield running
         return
-    settings = {"POLAR_MODEL_DIR": str(running.model), "POLAR_ENGINE_URL": url, "POLAR_RUN_DIR": str(folder)}
+    with engine_process(folder, running.model, url):
+        yield running
+
+
+@contextmanager
+def engine_process(folder: Path, model: Path, url: str) -> Iterator[None]:
+    """Real vLLM on ``model``, by the project's own launcher; its log is in ``folder``."""
+    settings = {"POLAR_MODEL_DIR": str(model), "POLAR_ENGINE_URL": url, "POLAR_RUN_DIR": str(folder)}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "polar.engine"], env=os.environ | settings, stdout=log, stderr=log
         )
     try:
         asyncio.run(wait_up(url))
-        yield running
+        yield
     finally:
         process.terminate()
         process.wait(30)

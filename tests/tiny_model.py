@@ -31,26 +31,28 @@ TEMPLATE = """\
 {% endif %}"""
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(text: list[str] = TEXT, vocabulary: int = 320) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=vocabulary,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.train_from_iterator(text, trainer)
     tokenizer.add_tokens([AddedToken("<tool_call>"), AddedToken("</tool_call>")])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
     )
 
 
-def build_model(folder: Path, seed: int, std: float = 0.1) -> Path:
+def build_model(
+    folder: Path, seed: int, std: float = 0.1, *, context: int = 8192, tokenizer: PreTrainedTokenizerFast | None = None
+) -> Path:
     """Saves config, tokenizer and weights to ``folder``; the same seed gives the same weights. Embeddings are tied."""
-    tokenizer = build_tokenizer()
+    tokenizer = tokenizer or build_tokenizer()
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -60,7 +62,7 @@ def build_model(folder: Path, seed: int, std: float = 0.1) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
-        max_position_embeddings=8192,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -17,7 +17,7 @@ Rerender = Callable[[dict[str, Any]], dict[str, Any]]
 class EngineProxy:
     """``streams``: the chunks of each generate call, as the engine sent them. ``spoil`` alters one, or cuts (None).
 
-    ``rerender`` alters what the engine rendered.
+    ``rerender`` alters what the engine rendered, ``regenerate`` what it is asked to sample.
     """
 
     def __init__(self, target: str) -> None:
@@ -25,6 +25,7 @@ class EngineProxy:
         self.streams: list[list[dict[str, Any]]] = []
         self.spoil: Spoil = lambda chunk: chunk
         self.rerender: Rerender = lambda rendered: rendered
+        self.regenerate: Rerender = lambda body: body
         self.url = ""
 
     def prompt(self, index: int = -1) -> list[int]:
@@ -40,6 +41,8 @@ class EngineProxy:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         content = await request.read()
+        if request.path.endswith("/generate"):
+            content = json.dumps(self.regenerate(json.loads(content))).encode()
         headers = {"content-type": "application/json"}
         async with self._http.request(
             request.method, self._target + request.path_qs, data=content, headers=headers
