@@ -1,8 +1,8 @@
 """Digests of conversations: what makes two histories the same, although a program has rewritten them.
 
 Programs move cache marks, turn a string into one text block, write tool arguments anew and drop reasoning. So messages
-are compared after normalising: texts joined, arguments parsed, ids and reasoning left out. Arguments that are no JSON
-object count as ``{}``: that is what some programs send back in their place.
+are compared after normalising: texts joined, blank ones and reasoning and ids left out, arguments parsed. Arguments
+that are no JSON object count as ``{}``: that is what some programs send back in their place.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def _normalised(message: dict[str, Any]) -> list[Any]:
 
 def _content(content: Any) -> Any:
     if not isinstance(content, list):
-        return content or ""
+        return content if isinstance(content, str) and content.strip() else ""
     texts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
     if all(isinstance(text, str) for text in texts):
-        return "".join(text for text in texts if text)
+        return _content("".join(text for text in texts if text))
     return [_unmarked(part) for part in content]
 
 
@@ -82,6 +82,6 @@ def _unmarked(part: Any) -> Any:
 def _call(function: dict[str, Any]) -> list[Any]:
     try:
         arguments = msgspec.json.decode(function.get("arguments") or "{}")
-    except (msgspec.DecodeError, UnicodeError, TypeError):
+    except (msgspec.DecodeError, UnicodeError, TypeError, RecursionError):
         arguments = {}
     return [function.get("name"), arguments if isinstance(arguments, dict) else {}]

@@ -71,6 +71,8 @@ class Prompts:
             raise NoSplice("unknown_history" if call.history.complete else "history_not_in_memory")
         if _has_images(call.request.messages):
             raise NoSplice("images")
+        if asked.get("continue_final_message"):
+            raise NoSplice("continues_a_reply")
         end = self._end_token(call, match)
         beginning = await self._beginning(call.talk.chain[0], asked)
         reply, *new = call.request.messages[match.messages - 1 :]

@@ -42,7 +42,7 @@ def test_arguments_that_are_no_object_match_what_programs_send_back_for_them(bro
 @given(st.text(), st.text())
 def test_other_texts_are_others(one: str, other: str) -> None:
     same = last({"role": "user", "content": one}) == last({"role": "user", "content": other})
-    assert same is (one == other)
+    assert same is (one == other or not (one.strip() or other.strip()))
 
 
 def test_role_tools_and_what_shapes_the_template_count() -> None:
