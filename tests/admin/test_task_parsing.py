@@ -68,7 +68,7 @@ def structured(**fields):
         (sampling(top_p=0), "task.sampling.top_p: expected float > 0.0"),
         (sampling(seed=1), "task.sampling: unknown field seed"),
         (sampling(stop=["a", ""]), "task.sampling.stop: expected texts that are not empty"),
-        (sampling(stop=["x" * 5000]), "task.sampling: expected at most 4096 bytes of JSON, got 50"),
+        (sampling(stop=["x" * 5000]), "task.sampling: expected at most 4096 bytes of JSON, got 5"),
         (
             structured(),
             "task.sampling.structured_outputs: expected exactly one of json, regex, choice, grammar, got none",
