@@ -10,7 +10,10 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages in the same order; an assistant's are cleaned of nulls. Raises BadRequest."""
+    """The same messages in the same order; an assistant's are cleaned of nulls. Raises BadRequest.
+
+    A developer message is a system message where it stands: most chat templates drop a role that they do not know.
+    """
     if not messages:
         raise BadRequest("messages must not be empty", "messages")
     return [_checked(message, f"messages[{place}]") for place, message in enumerate(messages)]
@@ -31,7 +34,7 @@ def _checked(message: dict[str, Any], where: str) -> dict[str, Any]:
         return _assistant(message, where)
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise BadRequest(f"{where}.tool_call_id must be a string", f"{where}.tool_call_id")
-    return message
+    return message | {"role": "system"} if role == "developer" else message
 
 
 def _check_part(part: Any, where: str) -> None:
