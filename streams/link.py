@@ -18,7 +18,7 @@ from cramjam import zstd
 PRODUCE = 0
 VERSION = 7
 ALL_REPLICAS = -1
-COMPRESSED_FROM = 4096
+COMPRESSED_FROM = 16 * 1024
 """Bytes. Smaller batches would cost more time than zstd saves in space."""
 LEVEL = 1
 

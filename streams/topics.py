@@ -51,7 +51,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         """What the topic is created with."""
         config = {
             "cleanup.policy": "compact" if self.compact else "delete",
-            "compression.type": "zstd",
+            "compression.type": "producer",
             "max.message.bytes": str(self.max_bytes + MIB),
         }
         if not self.compact:
