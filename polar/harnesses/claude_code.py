@@ -34,19 +34,21 @@ SWITCHES = {
     "IS_SANDBOX": "1",
     "CLAUDE_CODE_DISABLE_FILE_MENTIONS": "1",
 }
+KEPT_FREE = 20_000
+"""Tokens of a context window: the 13,000 that it keeps free for a summary, and its first request."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``tools`` are Claude Code's own names; none offers all of them. ``max_tokens`` bounds each response.
 
-    ``context_window`` is what it believes the model has: it compacts before that is full, and never without it.
-    ``thinking_tokens`` 0 asks for no thinking. ``system_prompt`` replaces its own.
+    ``context_window`` is what it believes the model has: it compacts when about 13,000 tokens and ``max_tokens`` are
+    left of it, and never without it. ``system_prompt`` replaces its own.
     """
 
     tools: tuple[str, ...] | None = ("Bash", "Edit", "Read", "Write")
     system_prompt: str | None = None
     max_tokens: Annotated[int, Meta(ge=1)] = 8192
-    thinking_tokens: Annotated[int, Meta(ge=0)] = 0
+    thinking: bool = False
     context_window: Annotated[int, Meta(ge=1024)] | None = None
 
 
@@ -55,6 +57,8 @@ def checked(options: dict[str, Any], instruction: str) -> Options:
     read = read_options(options, Options, "claude_code")
     if wrong := [tool for tool in read.tools or () if not tool.isidentifier()]:
         raise HarnessError(f"harness claude_code: tool {wrong[0]!r} is no tool's name: use names like Bash")
+    if read.context_window is not None and read.context_window < (least := read.max_tokens + KEPT_FREE):
+        raise HarnessError(f"harness claude_code: options.context_window must be {least} or more with these max_tokens")
     if "\0" in (read.system_prompt or ""):
         raise HarnessError("harness claude_code: options.system_prompt must be without NUL characters")
     check_instruction(instruction, "claude_code")
@@ -72,9 +76,8 @@ def program(options: dict[str, Any], instruction: str, root: str) -> Program:
             "ANTHROPIC_BASE_URL": root,
             "ANTHROPIC_API_KEY": API_KEY,
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(read.max_tokens),
-            "MAX_THINKING_TOKENS": str(read.thinking_tokens),
             **SWITCHES,
-            **_compaction(read),
+            **_chosen(read),
         },
         stdin=f" {instruction}" if instruction.startswith("/") else instruction,
         mounts=claude.mounts,
@@ -83,7 +86,7 @@ def program(options: dict[str, Any], instruction: str, root: str) -> Program:
 
 def _switches(options: Options) -> list[str]:
     line = ["-p", "--dangerously-skip-permissions", "--strict-mcp-config", "--disable-slash-commands"]
-    line += ["--no-session-persistence", "--model", MODEL]
+    line += ["--no-session-persistence", "--setting-sources", "user", "--model", MODEL]
     if options.tools is not None:
         line += ["--tools", ",".join(options.tools)]
     if options.system_prompt is not None:
@@ -91,10 +94,11 @@ def _switches(options: Options) -> list[str]:
     return line
 
 
-def _compaction(options: Options) -> dict[str, str]:
+def _chosen(options: Options) -> dict[str, str]:
+    thinking = {} if options.thinking else {"MAX_THINKING_TOKENS": "0"}
     if options.context_window is None:
-        return {"DISABLE_COMPACT": "1"}
-    return {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(options.context_window)}
+        return {**thinking, "DISABLE_COMPACT": "1"}
+    return {**thinking, "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(options.context_window)}
 
 
 PRESET = Preset(program=program, checked=checked, package=PACKAGE, dialects=("anthropic.messages",))

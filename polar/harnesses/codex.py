@@ -29,18 +29,18 @@ NO_NETWORK = ("plugins", "apps")
 """Features that ask hosts of their own."""
 LEAN = ("goals", "shell_snapshot")
 """Features that add tools or files, and that a task rarely needs."""
-UNBOUNDED = 10_000_000
-"""Tokens: a context window that no history fills, so that nothing is compacted."""
+ITS_WINDOW = 272_000
+"""Tokens: what it takes an unknown model's context window for, and the most that it can be told."""
 IDLE_MS = 900_000
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``context_window`` is what it believes the model has; it compacts at nine tenths of that, and never without it.
+    """``context_window`` is what it believes the model has; it compacts at nine tenths of that.
 
     ``lean`` leaves it four tools, without sub-agents, goals and built-in skills.
     """
 
-    context_window: Annotated[int, Meta(ge=1024)] | None = None
+    context_window: Annotated[int, Meta(ge=1024, le=ITS_WINDOW)] = ITS_WINDOW
     lean: bool = True
 
 
@@ -66,14 +66,13 @@ def program(options: dict[str, Any], instruction: str, root: str) -> Program:
 
 
 def _config(options: Options, root: str) -> str:
-    window = options.context_window or UNBOUNDED
     off = NO_NETWORK + (LEAN if options.lean else ())
     return "\n".join(
         [
             f'model = "{MODEL}"',
             'model_provider = "polar"',
-            f"model_context_window = {window}",
-            f"model_auto_compact_token_limit = {window * 9 // 10}",
+            f"model_context_window = {options.context_window}",
+            f"model_auto_compact_token_limit = {options.context_window * 9 // 10}",
             "check_for_update_on_startup = false",
             'web_search = "disabled"',
             "[analytics]",

@@ -2,7 +2,10 @@
 
 The instruction goes in by stdin, where nothing is read as a flag. Usage statistics, telemetry and updates are switched
 off by its settings file. The session's token is in the base URL. GEMINI_CLI_NO_RELAUNCH saves it from starting itself a
-second time, for a larger heap than a sandbox has.
+second time, for a larger heap than a sandbox has. Of its own it would sample with topK 64 and topP 0.95, which leaves
+out tokens that the policy may take: a model alias in its settings says otherwise. It compacts nothing: what it may
+leave out of a conversation ends at its last instruction, and there is only one. @path of a file in the work folder
+adds that file to the instruction, as it always does, and a .gemini/settings.json there comes before ours.
 """
 
 from __future__ import annotations
@@ -24,18 +27,13 @@ PACKAGE = NpmPackage(
     binary="node_modules/@google/gemini-cli/bundle/gemini.js",
     node=True,
 )
-ITS_WINDOW = 1_048_576
-"""Tokens: what it takes any model's context window for. It compacts at a fraction of it that can be set."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``tools`` are Gemini CLI's own names; none offers all of them.
-
-    ``context_window`` is what the model has: it compacts at nine tenths of that, and hardly ever without it.
-    """
+    """``tools`` are Gemini CLI's own names; none offers all of them. It never compacts: a full context ends it."""
 
     tools: tuple[str, ...] | None = ("run_shell_command", "read_file", "write_file", "replace")
-    context_window: Annotated[int, Meta(ge=1024, le=ITS_WINDOW)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] = 8192
 
 
 def checked(options: dict[str, Any], instruction: str) -> Options:
@@ -67,13 +65,16 @@ def program(options: dict[str, Any], instruction: str, root: str) -> Program:
 
 
 def _settings(options: Options) -> dict[str, Any]:
-    window = options.context_window or ITS_WINDOW
+    sampling = {"temperature": 1, "topP": 1, "maxOutputTokens": options.max_tokens}
     settings: dict[str, Any] = {
         "security": {"auth": {"selectedType": "gemini-api-key"}},
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
         "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
-        "model": {"compressionThreshold": window * 0.9 / ITS_WINDOW},
+        "model": {"compressionThreshold": 1},
+        "modelConfigs": {
+            "customAliases": {MODEL: {"modelConfig": {"model": MODEL, "generateContentConfig": sampling}}}
+        },
     }
     if options.tools is not None:
         settings["tools"] = {"core": list(options.tools)}
