@@ -39,24 +39,7 @@ from streams.topics import MIB, SESSIONS
 
 CALLERS = 16
 VOCABULARY = 150_000
-WORDS = [
-    "read",
-    "the",
-    "file",
-    "then",
-    "write",
-    "a",
-    "test",
-    "run",
-    "it",
-    "and",
-    "say",
-    "what",
-    "was",
-    "found",
-    "in",
-    "one",
-]
+WORDS = ("read", "the", "file", "then", "write", "a", "test", "run", "it", "and", "say", "what", "it", "found")
 
 Send = Callable[[Record], Awaitable[Any]]
 
