@@ -1,7 +1,7 @@
 """Drives one call: from its sampling to its response, its end on the log and its delivery.
 
-The order that all keep: call.started acknowledged → tokens to the client → call.completed acknowledged → the end of the
-response → call.delivery.
+The order that all keep: call.started on its way → tokens to the client → call.started and call.completed acknowledged →
+the end of the response → call.delivery.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Answers:
         exchange.use.started()
         streamed, opened = call.request.streamed, False
         if streamed:
-            await call.on_record()
+            await call.may_show()
             if call.sample.prompt_ids is not None:
                 await response.write(writer.start(len(call.sample.prompt_ids)))
                 opened = True

@@ -1,7 +1,8 @@
 """One model call, from its rendering to its delivery, with its events on ``polar.sessions``.
 
-call.started is acknowledged by Kafka before the client sees a token; call.completed before it sees the end of the
-response; call.delivery says afterwards whether it saw it. A call that gives no exact sample ends in call.failed.
+call.started is on its way to Kafka before the engine samples, and call.completed is acknowledged before the client sees
+the end of the response; call.delivery says afterwards whether it saw it. Where Kafka does not answer at once, a client
+sees nothing of a call whose start is not acknowledged. A call that gives no exact sample ends in call.failed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ log = logging.getLogger(__name__)
 
 
 class Log(Protocol):
-    """Where events go: Kafka's producer."""
+    """Where events go: Kafka's producer. ``flowing``: whether it acknowledges without delay."""
+
+    @property
+    def flowing(self) -> bool: ...
 
     async def post(self, topic: str, record: Record) -> asyncio.Future[Any]:
         """Puts a record into its place; the future ends with the acknowledgement. Raises StreamError."""
@@ -100,7 +104,12 @@ class Call:
         if ids is not None:
             self._turn = self.history.add(self.call_id, self.talk, ids, base)
 
-    async def on_record(self) -> None:
+    async def may_show(self) -> None:
+        """Returns when the client may see tokens: its start is acknowledged, or is about to be. Raises StreamError."""
+        if not self._log.flowing:
+            await self._on_record()
+
+    async def _on_record(self) -> None:
         """Returns once call.started is acknowledged. Raises StreamError."""
         if self._started is not None:
             started, self._started = self._started, None
@@ -137,7 +146,7 @@ class Call:
         except ValueError as error:
             raise InexactSample(str(error)) from error
         acknowledged = await self._post(event, self._shows_token(reply))
-        await self.on_record()
+        await self._on_record()
         await acknowledged
         self.history.extend(turn, self.talk, reply, self.sample.ids, self.sample.ended_by_token)
 
@@ -161,7 +170,7 @@ class Call:
         log.warning("call %s of session %s failed: %s: %s", self.call_id, self._session, record.reason, record.detail)
         try:
             acknowledged = await self._post(record, False)
-            await self.on_record()
+            await self._on_record()
             await acknowledged
         except StreamError as error:
             log.error("call %s: its failure is not recorded: %s", self.call_id, error)

@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 GRACE_S = 5
+TICK_S = 1.0
 
 
 class ListenError(OSError):
@@ -18,7 +19,19 @@ class ListenError(OSError):
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to ``serve``: uvicorn would raise them again at the end, and the exit code would not be 0."""
+    """Leaves the signals to ``serve``: uvicorn would raise them again at the end, and the exit code would not be 0.
+
+    Wakes up once a second for its Date header, and at once for ``stop``.
+    """
+
+    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def main_loop(self) -> None:
+        while not self._stop.is_set() and not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), TICK_S)
 
     def capture_signals(self) -> Any:
         return contextlib.nullcontext()
@@ -43,13 +56,7 @@ async def serve(app: Any, listening: socket.socket, stop: asyncio.Event) -> None
         timeout_graceful_shutdown=GRACE_S,
         timeout_keep_alive=75,
     )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    stopping.cancel()
-    await serving
+    await _Server(config, stop).serve(sockets=[listening])
 
 
 def stop_on_signals() -> asyncio.Event:

@@ -68,8 +68,8 @@ class SamplingSpec(Spec, frozen=True, kw_only=True):
     """What a task fixes for each of its calls, whatever the agent program asks for. None: as the program asks, but
     for a task that trains: then the policy's own distribution is sampled (temperature and top_p 1, no top_k or min_p).
 
-    ``top_k`` 0 is none. ``max_tokens`` is an upper limit. ``structured_outputs`` is vLLM's: one of ``json`` (a schema), ``regex``,
-    ``choice`` or ``grammar``.
+    ``top_k`` 0 is none. ``max_tokens`` is an upper limit. ``structured_outputs`` is vLLM's: one of ``json`` (a schema),
+    ``regex``, ``choice`` or ``grammar``.
     """
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -117,7 +117,7 @@ class TaskSpec(Spec, frozen=True, kw_only=True):
 
     @property
     def session_sampling(self) -> SamplingSpec:
-        """What is fixed for the sessions' calls. Programs ask for temperatures and cuts whose log-probs cannot train."""
+        """What is fixed for each call: programs ask for temperatures and cuts whose log-probs cannot be trained."""
         if self.purpose != "train":
             return self.sampling
         own = msgspec.structs.asdict(self.sampling)

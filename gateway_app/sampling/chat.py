@@ -20,9 +20,6 @@ from polar.engine.chunks import Chunk
 from polar.engine.client import EngineClient, EngineFault, EngineRefused, EngineUnavailable, EventStream
 from schemas.sessions import VersionSpan
 
-GATHER_S, FEW = 0.004, 8
-"""Tokens that come one by one within this time of each other are passed on together: it costs less than one each."""
-
 
 class WeightLabel:
     """The engine's label, asked for as rarely as calls need: an answer serves all who waited before it began."""
@@ -100,11 +97,9 @@ class ChatSampling:
 
     async def _streamed(self) -> AsyncGenerator[Delta, None]:
         assert self._stream is not None
-        sample, rushed = self._call.sample, 0
+        sample = self._call.sample
         async for chunks in self._stream:
-            now = time.monotonic()
-            rushed = rushed + 1 if len(chunks) < FEW and now - self.last_news < GATHER_S * len(chunks) else 0
-            self.last_news = now
+            self.last_news = time.monotonic()
             content: list[str] = []
             for chunk in chunks:
                 sample.take(chunk)
@@ -121,8 +116,6 @@ class ChatSampling:
                         yield other
             if content:
                 yield Delta(content="".join(content))
-            if rushed > 1:
-                await asyncio.sleep(GATHER_S)
 
     async def _whole(self) -> AsyncGenerator[Delta, None]:
         asking = asyncio.ensure_future(self._answer())

@@ -6,6 +6,7 @@ What is sampled through it: ``token_api`` (ids in, ids out) and ``chat_api`` (pl
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -22,6 +23,8 @@ QUICK = aiohttp.ClientTimeout(total=5, sock_connect=2)
 SAMPLING = aiohttp.ClientTimeout(total=None, sock_connect=5)
 """How long it may take is the caller's business: a request may wait in the engine's queue for its first token."""
 JSON = {"content-type": "application/json"}
+GATHER_S, FEW = 0.012, 12
+"""Fewer than FEW events that come within GATHER_S of each other, again and again, are read together from then on."""
 
 
 class EngineError(Exception):
@@ -182,6 +185,17 @@ class EventStream:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    async def _gather(self) -> None:
+        """Leaves what comes in the socket for a moment: waking up costs more than a token."""
+        transport = self._response.connection.transport if self._response and self._response.connection else None
+        if transport is None or transport.is_closing():
+            return
+        transport.pause_reading()
+        try:
+            await asyncio.sleep(GATHER_S)
+        finally:
+            transport.resume_reading()
+
     def close(self) -> None:
         if self._response is not None and not self._closed:
             self._closed = True
@@ -189,9 +203,15 @@ class EventStream:
 
     async def __aiter__(self) -> AsyncGenerator[list[Chunk], None]:
         assert self._response is not None, "a stream is iterated inside `async with`"
+        last, quick = 0.0, 0
         try:
             async for events in event_blocks(self._response.content.iter_any()):
+                now = time.monotonic()
+                quick = quick + 1 if len(events) < FEW and now - last < GATHER_S * len(events) else 0
+                last = now
                 yield [read_chunk(self.path, data) for data in events]
+                if quick > 1:
+                    await self._gather()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnavailable(f"{self._url}: {error or type(error).__name__}") from error
         self._closed = True

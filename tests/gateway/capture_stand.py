@@ -26,6 +26,8 @@ SECRET = "a secret of thirty-two characters"
 class Log:
     """In Kafka's place: keeps what is sent."""
 
+    flowing = True
+
     def __init__(self) -> None:
         self.records: list[Record] = []
 
