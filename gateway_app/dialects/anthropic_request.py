@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gateway_app.dialects.dialect import BadRequest, ModelRequest, Reply, ToolCall
+from gateway_app.dialects.wire import decoded
 
 UNPARSED = "__unparsedToolInput"
 """Claude Code sends ``{UNPARSED: {"raw", "len"}}`` as the input of a call whose arguments were no JSON object.
@@ -104,16 +105,7 @@ BODY = msgspec.json.Decoder(Body)
 
 def parse_request(content: bytes, model: str | None, streamed: bool) -> ModelRequest:
     """Raises BadRequest."""
-    try:
-        body = BODY.decode(content)
-    except msgspec.ValidationError as error:
-        expected, _, path = str(error).partition(" - at `$")
-        field = path.strip("`").lstrip(".") or None
-        raise BadRequest(f"{field or 'the body'}: {expected}", field) from None
-    except msgspec.DecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-    except RecursionError:
-        raise BadRequest("the body is nested too deeply") from None
+    body: Body = decoded(BODY, content)
     name = model or body.model
     if not name:
         raise BadRequest("model: a string is needed", "model")

@@ -31,22 +31,31 @@ def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:
         raise BadRequest(f"the body is not JSON: {error}") from None
     except RecursionError:
         raise BadRequest(TOO_DEEP) from None
-    if len(content) > 2 * DEEPEST and deeper(found, DEEPEST):
+    try:
+        too_deep = len(content) > 2 * DEEPEST and deeper(found, DEEPEST)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    except RecursionError:
+        too_deep = True
+    if too_deep:
         raise BadRequest(TOO_DEEP)
     return found
 
 
 def deeper(value: Any, limit: int) -> bool:
-    """Whether there is anything below ``limit`` levels of lists and objects. A struct's fields are one level."""
-    level = list(msgspec.structs.astuple(value)) if isinstance(value, msgspec.Struct) else [value]
+    """Whether there is anything below ``limit`` levels of lists and objects; also in what is not decoded yet."""
+    level = [value]
     for _ in range(limit + 1):
         inside: list[Any] = []
-        for item in level:
+        for found in level:
+            item = msgspec.json.decode(found) if type(found) is msgspec.Raw else found
             kind = type(item)
             if kind is dict:
                 inside += item.values()
             elif kind is list:
                 inside += item
+            elif isinstance(item, msgspec.Struct):
+                inside += [one for one in msgspec.structs.astuple(item) if one is not None and type(one) is not str]
         if not inside:
             return False
         level = inside

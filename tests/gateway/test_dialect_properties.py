@@ -14,6 +14,7 @@ from provider_clients import CLIENTS, NAMES, Client, meaning
 from gateway_app.dialects import DIALECTS
 from gateway_app.dialects.dialect import BadRequest, Delta, Ended, ModelRequest, Reply, ToolCall, ToolCallDelta, Usage
 from gateway_app.dialects.reply import GrowingReply
+from gateway_app.dialects.wire import DEEPEST, deeper
 
 CODES = ("context_overflow", "engine_unavailable", "session_ended", "too_many_calls", "budget_spent", "request_refused")
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -229,6 +230,8 @@ def test_nothing_is_nested_too_deeply_to_be_answered(client: Client, depth: int)
         for opened, closed in ((b"[", b"]"), (b'{"a":', b"}"), (b'{"properties":{"a":', b"}}")):
             body = valid.replace(place, opened * depth + b"1" + closed * depth)
             try:
-                client.parse(body)
+                request = client.parse(body)
             except BadRequest as error:
                 assert len(str(error)) < 500
+            else:
+                assert not deeper([request.messages, request.tools, request.options], DEEPEST + 10)
