@@ -19,7 +19,7 @@ from gateway_app.dialects.dialect import Dialect, Ended, Writer
 from gateway_app.dialects.reply import GrowingReply
 from gateway_app.failures import Failure, classify, session_ended
 from gateway_app.metrics import Metrics
-from gateway_app.response import EVENTS, Response
+from gateway_app.response import Response
 from gateway_app.sampling.sample import InexactSample
 from gateway_app.sampling.sampling import Sampling, ended
 from gateway_app.stopping import stalled
@@ -43,8 +43,6 @@ class Exchange(msgspec.Struct, eq=False):
     writer: Writer
     response: Response
     use: Use
-    sampled: bool = False
-    """Whether the engine has accepted the request."""
 
 
 class Answers:
@@ -77,7 +75,7 @@ class Answers:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             for exchange in self._open:
-                if exchange.sampled and now - exchange.sampling.last_news > self._stall_s:
+                if now - exchange.sampling.last_news > self._stall_s:
                     exchange.call.stop.set(stalled(self._stall_s))
                 patience = KEEP_ALIVE_S if exchange.response.started else HEADERS_S
                 if exchange.call.request.streamed and now - exchange.response.last_write >= patience:
@@ -88,16 +86,16 @@ class Answers:
     async def _sampled(self, exchange: Exchange) -> str:
         call, response, writer = exchange.call, exchange.response, exchange.writer
         await exchange.sampling.open()
-        exchange.sampling.last_news, exchange.sampled = time.monotonic(), True
+        exchange.sampling.last_news = time.monotonic()
         exchange.use.started()
-        streamed, opened = call.request.streamed, False
+        streamed, opened, shown = call.request.streamed, False, False
         if streamed:
             await call.may_show()
             if call.sample.prompt_ids is not None:
                 await response.write(writer.start(len(call.sample.prompt_ids)))
                 opened = True
-            elif not response.started:
-                await response.start(200, EVENTS)
+            else:
+                await response.open()
         reply = GrowingReply()
         async with aclosing(exchange.sampling.deltas()) as deltas:
             async for delta in deltas:
@@ -108,6 +106,9 @@ class Answers:
                         content, opened = writer.start(len(call.sample.prompt_ids or ())) + content, True
                     if content:
                         await response.write(content)
+                    if not shown:
+                        self._metrics.first_token(time.monotonic() - exchange.sampling.last_news)
+                        shown = True
         if streamed and not opened:
             await response.write(writer.start(len(call.sample.prompt_ids or ())))
         return await self._completed(exchange, reply)

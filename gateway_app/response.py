@@ -25,9 +25,14 @@ REPLAY_BYTES = 64 * 1024 * 1024
 
 
 class Response:
-    """Written once, by the call; read by its clients. ``on_empty`` is told when all have left for REJOIN_S."""
+    """Written once, by the call; read by its clients. ``on_empty`` is told when all have left for REJOIN_S.
 
-    def __init__(self, client: Client, on_empty: Callable[[], None]) -> None:
+    Each part is written by itself, also to those that come later: some clients take what comes together for one event.
+    """
+
+    def __init__(self, client: Client, on_empty: Callable[[], None], *, streamed: dict[str, str]) -> None:
+        """``streamed``: the headers of a stream."""
+        self._streamed = streamed
         self._client = client
         self._on_empty = on_empty
         self._head: tuple[int, dict[str, str]] | None = None
@@ -52,10 +57,14 @@ class Response:
         self._head = (status, headers)
         await self._client.start(status, headers)
 
-    async def write(self, part: bytes) -> None:
-        """More of a response; events start themselves."""
+    async def open(self) -> None:
+        """The headers of a stream, unless they are sent."""
         if self._head is None:
-            await self.start(200, EVENTS)
+            await self.start(200, self._streamed)
+
+    async def write(self, part: bytes) -> None:
+        """More of a response; a stream opens itself."""
+        await self.open()
         self._parts.append(part)
         self.last_write = time.monotonic()
         self._wake()

@@ -54,6 +54,8 @@ class Target(msgspec.Struct, frozen=True):
     operation: Operation
     model: str | None = None
     streamed: bool = False
+    array: bool = False
+    """Google's stream as one JSON array, which is what it is without ``alt=sse``."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -80,6 +82,8 @@ def resolve(method: str, path: str, query: str, headers: Headers) -> Target | Re
         return Refusal(426, found.dialect, "upgrade_required", "WebSocket is not served here: send a POST")
     if isinstance(found, Refusal):
         return found
+    if found.streamed and "sse" not in parse_qs(query).get("alt", []):
+        found = msgspec.structs.replace(found, array=True)
     return _with_token(found, token, _keys(query, headers))
 
 

@@ -13,13 +13,13 @@ from gateway_app.auxiliary import auxiliary, threads
 from gateway_app.budgets import Budgets, OverBudget, Use
 from gateway_app.call import About, Call, Log
 from gateway_app.client import Client, Receive, Send, TooLarge, read_body
-from gateway_app.dialects import DIALECTS
+from gateway_app.dialects import DIALECTS, GOOGLE_ARRAY
 from gateway_app.dialects.dialect import BadRequest, Dialect, ModelRequest
 from gateway_app.failures import Failure, classify, session_ended
 from gateway_app.fixed_sampling import fix
 from gateway_app.history import Histories
 from gateway_app.metrics import Metrics
-from gateway_app.response import Response, Responses
+from gateway_app.response import EVENTS, JSON, Response, Responses
 from gateway_app.routes import Refusal, Target, resolve
 from gateway_app.sampling.sampler import Sampler
 from gateway_app.stopping import Stop, client_left
@@ -42,6 +42,7 @@ class Asked(msgspec.Struct, frozen=True):
     def key(self) -> bytes:
         """What makes two requests the same. A program's retry is the same, byte for byte."""
         named = f"{self.session.session_id} {self.session.attempt} {self.dialect.name} {self.request.streamed} "
+        named += f"{self.request.model} {self.dialect is GOOGLE_ARRAY} "
         return blake2b(named.encode() + self.content, digest_size=16).digest()
 
 
@@ -66,7 +67,7 @@ class Serving:
         """One HTTP request, as an ASGI application."""
         headers = dict(scope["headers"])
         target = resolve(scope["method"], scope["path"], scope["query_string"].decode("latin-1"), headers)
-        dialect = DIALECTS[target.dialect]
+        dialect = GOOGLE_ARRAY if isinstance(target, Target) and target.array else DIALECTS[target.dialect]
         try:
             if isinstance(target, Refusal):
                 raise Failure(target.code, target.message, target.status)
@@ -122,11 +123,12 @@ class Serving:
 
     async def _answer(self, asked: Asked, client: Client, use: Use) -> None:
         stop, again = Stop(), False
-        response = Response(client, on_empty=lambda: stop.set(client_left()))
+        streamed = JSON if asked.dialect is GOOGLE_ARRAY else EVENTS
+        response = Response(client, on_empty=lambda: stop.set(client_left()), streamed=streamed)
         self._responses.add(asked.key, response)
         try:
             with self.attempts.stopping(asked.session.session_id, asked.session.attempt, stop):
-                response.call = call = self._call(asked, stop)
+                response.call = call = self._call(asked, stop, use.tokens_left)
                 writer = asked.dialect.writer(asked.request, call.call_id)
                 sampling = self._sampler.sampling(call)
                 again = await self.answers.answer(
@@ -145,7 +147,7 @@ class Serving:
             self._responses.settle(key, response, keep=False)
             await response.call.delivery(True)
 
-    def _call(self, asked: Asked, stop: Stop) -> Call:
+    def _call(self, asked: Asked, stop: Stop, tokens_left: int | None) -> Call:
         session, name, request = asked.session, asked.dialect.name, asked.request
         history = self.histories.of(session.session_id, session.attempt)
         thread = threads(asked.headers, name)
@@ -158,6 +160,8 @@ class Serving:
             secret=session.raw.encode() in asked.content,
         )
         chat = self._sampler.chat_request(request)
+        if tokens_left is not None:
+            chat["max_tokens"] = min(chat.get("max_tokens") or tokens_left, tokens_left)
         call = Call(self._log, about, history=history, request=request, chat_request=chat, stop=stop)
         history.note(call.call_id, request, about.thread_id, turn=about.auxiliary is None)
         if about.auxiliary:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from gateway_app.failures import Failure
+
+T = TypeVar("T")
 
 
 class Stop:
@@ -34,6 +38,20 @@ class Stop:
         except TimeoutError:
             return False
         return True
+
+
+async def unless_stopped(work: Awaitable[T], stop: Stop) -> T:
+    """The result of ``work``, which is cancelled when ``stop`` is set. Raises why it was set."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and stop.why is not None:
+            raise stop.why
+        return working.result()
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 def client_left() -> Failure:

@@ -14,3 +14,5 @@ from gateway_app.dialects.openai_responses import OpenAIResponses
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect for dialect in (OpenAIChat(), OpenAIResponses(), AnthropicMessages(), GoogleGenerate())
 }
+GOOGLE_ARRAY: Dialect = GoogleGenerate(sse=False)
+"""Google's, where a stream is one JSON array."""
