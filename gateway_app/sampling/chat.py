@@ -15,10 +15,14 @@ from gateway_app.dialects.dialect import Delta
 from gateway_app.failures import OVERFLOW
 from gateway_app.sampling.sample import InexactSample, asked_sampling, version_number
 from gateway_app.sampling.sampling import close_on, delta, held, whole_delta
+from gateway_app.stopping import unless_stopped
 from polar.engine import chat_api
 from polar.engine.chunks import Chunk
 from polar.engine.client import EngineClient, EngineFault, EngineRefused, EngineUnavailable, EventStream
 from schemas.sessions import VersionSpan
+
+FRESH_S = 0.25
+"""How long a label serves calls that begin, without being asked for again."""
 
 
 class WeightLabel:
@@ -28,7 +32,14 @@ class WeightLabel:
         self._engine = engine
         self._next: asyncio.Task[str] | None = None
         self._asking: asyncio.Task[str] | None = None
-        self.last: str | None = None
+        self._last: tuple[str, float] | None = None
+
+    @property
+    def last(self) -> str | None:
+        """What it last was, unless that is too long ago: a call that begins with an old label would end in an error."""
+        if self._last is None or time.monotonic() - self._last[1] > FRESH_S:
+            return None
+        return self._last[0]
 
     async def now(self) -> str:
         """As it is at a moment after this was called. Raises EngineError."""
@@ -40,8 +51,12 @@ class WeightLabel:
         if before is not None:
             await asyncio.wait({before})
         self._asking, self._next = self._next, None
-        self.last = await chat_api.weight_version(self._engine)
-        return self.last
+        label = await chat_api.weight_version(self._engine)
+        self._last = (label, time.monotonic())
+        return label
+
+    def forget(self) -> None:
+        self._last = None
 
 
 class ChatSampling:
@@ -118,23 +133,22 @@ class ChatSampling:
                 yield Delta(content="".join(content))
 
     async def _whole(self) -> AsyncGenerator[Delta, None]:
-        asking = asyncio.ensure_future(self._answer())
-        stopping = asyncio.ensure_future(self._call.stop.wait())
-        try:
-            await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done() and self._call.stop.why is not None:
-                raise self._call.stop.why
-            chunk = asking.result()
-        finally:
-            stopping.cancel()
-            asking.cancel()
-            await asyncio.gather(asking, stopping, return_exceptions=True)
+        chunk = await unless_stopped(self._answer(), self._call.stop)
         self._call.sample.take(chunk)
         choice = chunk.choices[0]
         if choice.message and (piece := whole_delta(choice.message, choice, self._logprobs)) is not None:
             yield piece
 
     async def _answer(self) -> Chunk:
+        """An engine that went away before it answered is waited for, and asked once more."""
+        try:
+            return await self._asked()
+        except EngineUnavailable:
+            self._label.forget()
+            await held(self._begin, self._call, self._hold_s)
+            return await self._asked()
+
+    async def _asked(self) -> Chunk:
         try:
             return await chat_api.whole(self._engine, self._call.chat_request)
         except EngineRefused as refused:
@@ -154,6 +168,8 @@ class ChatSampling:
 
 def _without_limit(call: Call, refused: EngineRefused) -> dict[str, object]:
     """The request without ``max_tokens``, where that is more than the context has room for. Raises ``refused``."""
-    if "max_tokens" not in call.chat_request or not OVERFLOW.search(str(refused)):
+    if "max_tokens" not in call.chat_request or not (
+        OVERFLOW.search(str(refused)) or refused.error.get("param") == "max_tokens"
+    ):
         raise refused
     return {name: value for name, value in call.chat_request.items() if name != "max_tokens"}
