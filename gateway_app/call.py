@@ -99,7 +99,7 @@ class Call:
             if ids is None
             else self.history.base(self.talk, ids, self.match)
         )
-        self.sample, self.begun = Sample(prompt.ids), True
+        self.begun = True
         self._started = await self._post(self._start_event(prompt, ids, base), self.about.secret)
         if ids is not None:
             self._turn = self.history.add(self.call_id, self.talk, ids, base)

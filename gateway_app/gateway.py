@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -124,6 +125,8 @@ async def run(settings: Settings) -> None:
 
     with listen(settings.gateway_host, settings.gateway_port) as listening:
         async with gateway(settings, on_failure=failed) as ready:
+            gc.collect()
+            gc.freeze()  # what lives as long as the process is not looked through again and again
             log.info("listening at %s:%d", settings.gateway_host, settings.gateway_port)
             await serve(create_app(ready), listening, stop)
     for error in failures:

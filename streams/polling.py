@@ -71,7 +71,7 @@ class Polling:
             # Soft limits: a larger first message is still returned whole.
             fetch_max_bytes=32 * MIB,
             max_partition_fetch_bytes=4 * MIB,
-            fetch_max_wait_ms=250,
+            fetch_max_wait_ms=500,
             request_timeout_ms=15_000,
             **self._options,
         )

@@ -94,21 +94,22 @@ class ChatSampling:
         await self._name_version()
 
     async def _begin(self) -> None:
-        """Raises EngineUnavailable while nothing was sampled, with the call's start on the log."""
+        """Raises EngineError. The start of a streamed call is put on the log once the engine has accepted it."""
         call = self._call
         self._began_with = self._label.last or await self._label.now()
+        if call.request.streamed:
+            self._stream = await unless_stopped(self._opened(), call.stop)
+            self._closing = asyncio.create_task(close_on(call.stop, self._stream.close))
         if not call.begun:
             await call.begin(Prompt(ids=None, sampling=asked_sampling(call.chat_request)))
-        if not call.request.streamed:
-            return
-        stream = chat_api.stream(self._engine, call.chat_request)
+
+    async def _opened(self) -> EventStream:
+        stream = chat_api.stream(self._engine, self._call.chat_request)
         try:
-            await stream.__aenter__()
+            return await stream.__aenter__()
         except EngineRefused as refused:
-            stream = chat_api.stream(self._engine, _without_limit(call, refused))
-            await stream.__aenter__()
-        self._stream = stream
-        self._closing = asyncio.create_task(close_on(call.stop, stream.close))
+            stream = chat_api.stream(self._engine, _without_limit(self._call, refused))
+            return await stream.__aenter__()
 
     async def _streamed(self) -> AsyncGenerator[Delta, None]:
         assert self._stream is not None

@@ -26,11 +26,16 @@ class InexactSample(ValueError):
     """Ids, log-probs or weight versions are missing or do not fit each other. Such a call is no training data."""
 
 
+NULL = msgspec.Raw(b"null")
+decode_ids = msgspec.json.Decoder(list[int]).decode
+
+
 class Sample:
     """Grows with each chunk of the engine's answer; ``check`` says whether it is whole and exact."""
 
-    def __init__(self, prompt_ids: list[int] | None = None) -> None:
+    def __init__(self, prompt_ids: list[int] | None = None, prompt_json: bytes | None = None) -> None:
         self.prompt_ids = prompt_ids
+        self._prompt_json = None if prompt_json is None else msgspec.Raw(prompt_json)
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: str | None = None
@@ -41,10 +46,8 @@ class Sample:
 
     def take(self, chunk: Chunk) -> None:
         """Raises InexactSample where a chunk's log-probs are not those of its ids, or its prompt is another."""
-        if chunk.prompt_token_ids is not None:
-            if self.prompt_ids is not None and chunk.prompt_token_ids != self.prompt_ids:
-                raise InexactSample("the engine sampled from another prompt than it was given")
-            self.prompt_ids = chunk.prompt_token_ids
+        if chunk.prompt_token_ids != NULL:
+            self._take_prompt(chunk.prompt_token_ids)
         if chunk.usage is not None:
             self._counted = chunk.usage.completion_tokens
             details = chunk.usage.prompt_tokens_details
@@ -63,6 +66,14 @@ class Sample:
             self.stop_reason = choice.stop_reason if choice.stop_reason is not None else self.stop_reason
             for span in choice.weight_versions or []:
                 self.spans.append(VersionSpan(version_number(span.version), span.start, span.end))
+
+    def _take_prompt(self, told: msgspec.Raw) -> None:
+        if self._prompt_json is not None and told == self._prompt_json:
+            return
+        ids = decode_ids(told)
+        if self.prompt_ids is not None and ids != self.prompt_ids:
+            raise InexactSample("the engine sampled from another prompt than it was given")
+        self.prompt_ids = ids
 
     @property
     def ended_by_token(self) -> bool:

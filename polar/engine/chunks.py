@@ -74,7 +74,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice] = []
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
+    """Still JSON: it is compared with what was sent, byte for byte, or decoded once."""
     usage: EngineUsage | None = None
     error: dict[str, Any] | None = None
 

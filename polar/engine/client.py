@@ -23,8 +23,8 @@ QUICK = aiohttp.ClientTimeout(total=5, sock_connect=2)
 SAMPLING = aiohttp.ClientTimeout(total=None, sock_connect=5)
 """How long it may take is the caller's business: a request may wait in the engine's queue for its first token."""
 JSON = {"content-type": "application/json"}
-GATHER_S, FEW = 0.012, 12
-"""Fewer than FEW events that come within GATHER_S of each other, again and again, are read together from then on."""
+RUSH_S, TRICKLE_S, GATHER_S = 0.001, 0.004, 0.03
+"""Tokens that trickle, one in RUSH_S to TRICKLE_S, are read for GATHER_S together: waking up costs more than one."""
 
 
 class EngineError(Exception):
@@ -207,7 +207,7 @@ class EventStream:
         try:
             async for events in event_blocks(self._response.content.iter_any()):
                 now = time.monotonic()
-                quick = quick + 1 if len(events) < FEW and now - last < GATHER_S * len(events) else 0
+                quick = quick + 1 if RUSH_S < (now - last) / len(events) < TRICKLE_S else 0
                 last = now
                 yield [read_chunk(self.path, data) for data in events]
                 if quick > 1:

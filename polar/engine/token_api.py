@@ -30,6 +30,10 @@ class Rendered(msgspec.Struct, frozen=True):
     sampling_params: dict[str, Any]
     body: dict[str, Any]
 
+    @property
+    def token_json(self) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(self.token_ids))
+
 
 async def render(engine: EngineClient, request: ChatRequest) -> Rendered:
     """Raises EngineRefused for a request that the engine does not accept (also: too long for the context)."""
@@ -37,11 +41,14 @@ async def render(engine: EngineClient, request: ChatRequest) -> Rendered:
     return Rendered(body.pop("token_ids"), body.pop("sampling_params"), body)
 
 
-def generate(engine: EngineClient, rendered: Rendered, request_id: str) -> EventStream:
-    """Samples. The last chunk with a choice has ``finish_reason`` and the version spans; then one has the usage."""
+def generate(engine: EngineClient, rendered: Rendered, ids: msgspec.Raw, request_id: str) -> EventStream:
+    """Samples from ``ids``, the JSON of the token ids.
+
+    The last chunk with a choice has ``finish_reason`` and the version spans; then one has the usage.
+    """
     sampling = rendered.sampling_params | {"logprobs": max(rendered.sampling_params.get("logprobs") or 0, 0)}
     body = rendered.body | STREAMED
-    body |= {"token_ids": rendered.token_ids, "sampling_params": sampling, "request_id": request_id}
+    body |= {"token_ids": ids, "sampling_params": sampling, "request_id": request_id}
     return engine.stream(GENERATE, msgspec.json.encode(body))
 
 
@@ -57,11 +64,11 @@ class Derenderer:
     Of the request's messages the parsers only count tool calls, so that is all that is sent of them.
     """
 
-    def __init__(self, engine: EngineClient, request: ChatRequest, prompt_ids: list[int]) -> None:
+    def __init__(self, engine: EngineClient, request: ChatRequest, prompt_ids: msgspec.Raw) -> None:
         self._engine = engine
         short = request | {"messages": _outline(request["messages"])}
         self._request = msgspec.json.encode(short)
-        self._prompt = msgspec.json.encode(prompt_ids)
+        self._prompt = bytes(prompt_ids)
         self._state = b"null"
 
     async def whole(self, choice: dict[str, Any]) -> Choice:
