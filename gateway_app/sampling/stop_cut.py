@@ -22,10 +22,14 @@ class StopCut:
         """What can be shown now; None for nothing."""
         if not self._stops:
             return delta
-        changed = msgspec.structs.replace(
-            delta, content=self._pass("content", delta.content), reasoning=self._pass("reasoning", delta.reasoning)
-        )
-        return changed if changed.content or changed.reasoning or changed.tool_calls or changed.logprobs else None
+        reasoning = self._pass("reasoning", delta.reasoning)
+        if delta.content or delta.tool_calls:
+            reasoning += self._ended("reasoning")
+        content = self._pass("content", delta.content)
+        if delta.tool_calls:
+            content += self._ended("content")
+        changed = msgspec.structs.replace(delta, content=content, reasoning=reasoning)
+        return changed if content or reasoning or changed.tool_calls or changed.logprobs else None
 
     def rest(self, stop: str | None) -> Delta | None:
         """What was held back, up to ``stop``, the string that ended the response."""
@@ -39,3 +43,11 @@ class StopCut:
         shown = min(found) if found else max(0, len(whole) - self._hold)
         self._held[name] = whole[shown:]
         return whole[:shown]
+
+    def _ended(self, name: str) -> str:
+        """What was held back of a text that something else follows: no stop string goes on there."""
+        held = self._held[name]
+        if any(stop in held for stop in self._stops):
+            return ""
+        self._held[name] = ""
+        return held
