@@ -88,6 +88,8 @@ class Answers:
         await exchange.sampling.open()
         exchange.sampling.last_news = time.monotonic()
         exchange.use.started()
+        if call.note:
+            self._metrics.split(call.note)
         streamed, opened, shown = call.request.streamed, False, False
         if streamed:
             await call.may_show()
@@ -106,8 +108,8 @@ class Answers:
                         content, opened = writer.start(len(call.sample.prompt_ids or ())) + content, True
                     if content:
                         await response.write(content)
-                    if not shown:
-                        self._metrics.first_token(time.monotonic() - exchange.sampling.last_news)
+                    if not shown and call.sample.first_at is not None:
+                        self._metrics.first_token(time.monotonic() - call.sample.first_at)
                         shown = True
         if streamed and not opened:
             await response.write(writer.start(len(call.sample.prompt_ids or ())))

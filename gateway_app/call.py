@@ -88,6 +88,8 @@ class Call:
         self.match: Match | None = history.match(self.talk)
         self._log = log
         self.begun = False
+        self.note: str | None = None
+        """Why its prompt is the template's though its history is ours."""
         self._turn: Turn | None = None
         self._started: asyncio.Future[Any] | None = None
 
@@ -99,7 +101,7 @@ class Call:
             if ids is None
             else self.history.base(self.talk, ids, self.match)
         )
-        self.begun = True
+        self.begun, self.note = True, prompt.note
         self._started = await self._post(self._start_event(prompt, ids, base), self.about.secret)
         if ids is not None:
             self._turn = self.history.add(self.call_id, self.talk, ids, base)

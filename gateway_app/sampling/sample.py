@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -37,6 +38,8 @@ class Sample:
         self.prompt_ids = prompt_ids
         self._prompt_json = None if prompt_json is None else msgspec.Raw(prompt_json)
         self.ids: list[int] = []
+        self.first_at: float | None = None
+        """When the first id came, on the monotonic clock."""
         self.logprobs: list[float] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -60,6 +63,8 @@ class Sample:
                 for entry, token in zip(entries, ids, strict=True)
             ):
                 raise InexactSample(f"the engine sent {len(ids)} token ids with {len(entries)} log-probs of other ids")
+            if self.first_at is None and ids:
+                self.first_at = time.monotonic()
             self.ids += ids
             self.logprobs += [entry.logprob for entry in entries]
             self.finish_reason = choice.finish_reason or self.finish_reason
