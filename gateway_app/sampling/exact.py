@@ -18,6 +18,7 @@ from gateway_app.sampling.prompts import Prompts
 from gateway_app.sampling.sample import Sample
 from gateway_app.sampling.sampling import RETRY_S, delta, held, whole_delta
 from gateway_app.sampling.stop_cut import StopCut
+from gateway_app.stopping import unless_stopped
 from polar.engine import token_api
 from polar.engine.client import EngineClient, EngineError, EngineFault, EngineUnavailable
 
@@ -26,8 +27,6 @@ PACE_S = 0.1
 SHARE = 4
 """A piece that took the engine t seconds is followed by SHARE · t without one."""
 ABORT_S = 5.0
-ACCEPT_S = 0.05
-"""For the engine to accept a request before its start is put on the log: both then work at the same time."""
 
 
 class ExactSampling:
@@ -39,7 +38,6 @@ class ExactSampling:
         self._call = call
         self._hold_s = hold_s
         self._news = asyncio.Event()
-        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._away: EngineError | None = None
         self._logprobs = bool(call.chat_request.get("logprobs"))
         self.finish_reason: str | None = None
@@ -47,17 +45,14 @@ class ExactSampling:
 
     async def open(self) -> None:
         call = self._call
-        spliced = await held(lambda: self._prompts.prompt(call), call, self._hold_s)
+        spliced = await held(lambda: unless_stopped(self._prompts.prompt(call), call.stop), call, self._hold_s)
         self._rendered, ids = spliced.rendered, spliced.rendered.token_ids
         self._ids = self._rendered.token_json
-        call.sample = Sample(ids, self._ids)
+        call.sample = Sample(ids)
         self._derenderer = token_api.Derenderer(self._engine, call.chat_request, self._ids)
         self._reading = asyncio.create_task(self._read())
         self._stopping = asyncio.create_task(self._abort_on_stop())
-        await asyncio.wait({self._reading, self._accepted}, timeout=ACCEPT_S, return_when=asyncio.FIRST_COMPLETED)
-        await call.begin(
-            Prompt(ids=ids, sampling=spliced.sampling, exact=spliced.exact, note=spliced.note, base=spliced.base)
-        )
+        call.plan(Prompt(ids=ids, sampling=spliced.sampling, exact=spliced.exact, note=spliced.note, base=spliced.base))
 
     async def close(self) -> None:
         """Ends what is still going on."""
@@ -148,8 +143,6 @@ class ExactSampling:
     async def _sample(self) -> None:
         sample = self._call.sample
         async with token_api.generate(self._engine, self._rendered, self._ids, self._call.call_id) as stream:
-            if not self._accepted.done():
-                self._accepted.set_result(None)
             async for chunks in stream:
                 self._away = None
                 for chunk in chunks:

@@ -335,3 +335,28 @@ async def test_without_kafka_a_call_is_refused_after_a_bounded_wait_and_works_wh
             told = [(got.status == 503 and got.headers["Retry-After"] == "2") or got.turn is None for got in refused]
             assert all(told)
             assert all("recorded" in got.error()["message"] for got in refused)
+
+
+@each_api
+@each_way
+async def test_an_engine_that_accepts_and_never_answers_is_given_up(
+    tmp_path: Path, kafka: str, monkeypatch: pytest.MonkeyPatch, api: Any, streamed: bool
+) -> None:
+    monkeypatch.setattr("gateway_app.answers.TICK_S", 0.05)
+    monkeypatch.setattr("gateway_app.sampling.exact.ABORT_S", 0.3)
+    session, engine = new_id(), ScriptedEngine(Plan(content=TEXT))
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with engine.serving(), stand(tmp_path, kafka, engine.url, engine_api=api, engine_stall_s=0.5) as gateway:
+        base = root(gateway, session)
+        assert (await ask(gateway, base, "openai.chat", streamed=streamed)).text() == TEXT
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        async with server:
+            gateway.gateway.engine.url = "http://{}:{}".format(*server.sockets[0].getsockname())
+            refused = await ask(gateway, base, "openai.chat", streamed=streamed)
+    check_told(refused)
+    failed = [event for event in await story(kafka, session) if isinstance(event, CallFailed)]
+    assert [(event.reason, event.infrastructure) for event in failed] == [("engine_unavailable", True)]
