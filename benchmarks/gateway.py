@@ -1,7 +1,7 @@
 """``python -m benchmarks.gateway --json``: what the gateway costs and adds, capture and Kafka included.
 
-The real gateway process has one core to itself; a scripted engine, the load and Kafka share the other. Calls straight
-to the engine's streamed chat completions alternate with calls through the gateway in the same run, and are the base:
+The real gateway process has one core to itself, a scripted engine and the load share the other, and Kafka takes what is
+free of both. Calls straight to the engine's streamed chat completions alternate with calls through the gateway in the same run, and are the base:
 what is *added* is the gateway's percentile less the engine's. CPU is the gateway process's own, user and system. Every
 call is the first of a session of its own, so that its whole prompt is recorded.
 
@@ -358,9 +358,13 @@ def main() -> int:
     console = Console(stderr=True, soft_wrap=True)
     try:
         cores = Cores.choose()
-        with on_core(cores.rest), tempfile.TemporaryDirectory(prefix="polar-bench-") as name:
+        with tempfile.TemporaryDirectory(prefix="polar-bench-") as name:
             folder = Path(name)
-            with LocalBroker(folder) as broker, scripted_engine(folder, plans(), 65_536) as engine_url:
+            with (
+                LocalBroker(folder) as broker,
+                on_core(cores.rest),
+                scripted_engine(folder, plans(), 65_536) as engine_url,
+            ):
                 bench = Bench(folder, cores, engine_url, broker.bootstrap, console)
                 found = uvloop.run(bench.run(sizes, set(options.only or parts)))
     except (StageError, StreamError, CallFailed) as error:

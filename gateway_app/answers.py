@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import msgspec
 
 from gateway_app.budgets import Use
 from gateway_app.call import Call
-from gateway_app.dialects.dialect import Dialect, Ended, Writer
+from gateway_app.dialects.dialect import Delta, Dialect, Ended, Writer
 from gateway_app.dialects.reply import GrowingReply
 from gateway_app.failures import Failure, classify, session_ended
 from gateway_app.metrics import Metrics
@@ -84,36 +85,45 @@ class Answers:
                     task.add_done_callback(writing.discard)
 
     async def _sampled(self, exchange: Exchange) -> str:
-        call, response, writer = exchange.call, exchange.response, exchange.writer
+        call = exchange.call
         await exchange.sampling.open()
         exchange.sampling.last_news = time.monotonic()
         exchange.use.started()
         if call.note:
             self._metrics.split(call.note)
-        streamed, opened, shown = call.request.streamed, False, False
-        if streamed:
-            await call.may_show()
-            if call.sample.prompt_ids is not None:
-                await response.write(writer.start(len(call.sample.prompt_ids)))
-                opened = True
-            else:
-                await response.open()
         reply = GrowingReply()
         async with aclosing(exchange.sampling.deltas()) as deltas:
-            async for delta in deltas:
-                reply.add(delta)
-                if streamed:
-                    content = writer.delta(delta)
-                    if not opened:
-                        content, opened = writer.start(len(call.sample.prompt_ids or ())) + content, True
-                    if content:
-                        await response.write(content)
-                    if not shown and call.sample.first_at is not None:
-                        self._metrics.first_token(time.monotonic() - call.sample.first_at)
-                        shown = True
-        if streamed and not opened:
-            await response.write(writer.start(len(call.sample.prompt_ids or ())))
+            if call.request.streamed:
+                await self._streamed(exchange, deltas, reply)
+            else:
+                async for delta in deltas:
+                    reply.add(delta)
         return await self._completed(exchange, reply)
+
+    async def _streamed(self, exchange: Exchange, deltas: AsyncIterator[Delta], reply: GrowingReply) -> None:
+        """Writes all but the end. The opening waits for the prompt's length, the headers do not."""
+        call, response, writer = exchange.call, exchange.response, exchange.writer
+        await call.may_show()
+        opened = call.sample.prompt_ids is not None
+        if opened:
+            await response.write(writer.start(len(call.sample.prompt_ids or ())))
+        else:
+            await response.open()
+        first = True
+        async for delta in deltas:
+            reply.add(delta)
+            content = writer.delta(delta)
+            if not opened:
+                content, opened = writer.start(len(call.sample.prompt_ids or ())) + content, True
+            if first:
+                await call.begin()
+            if content:
+                await response.write(content)
+            if first and call.sample.first_at is not None:
+                self._metrics.first_token(time.monotonic() - call.sample.first_at)
+                first = False
+        if not opened:
+            await response.write(writer.start(len(call.sample.prompt_ids or ())))
 
     async def _completed(self, exchange: Exchange, growing: GrowingReply) -> str:
         call, response, writer = exchange.call, exchange.response, exchange.writer
@@ -147,7 +157,7 @@ class Answers:
 
     async def _failed(self, exchange: Exchange, error: Exception) -> str:
         failure, call = classify(error), exchange.call
-        if call.begun or not isinstance(error, EngineUnavailable):
+        if call.planned or not isinstance(error, EngineUnavailable):
             await call.refuse(failure)
         await self._show(exchange, failure)
         return failure.reason

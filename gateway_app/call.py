@@ -1,8 +1,9 @@
 """One model call, from its rendering to its delivery, with its events on ``polar.sessions``.
 
-call.started is on its way to Kafka before the engine samples, and call.completed is acknowledged before the client sees
-the end of the response; call.delivery says afterwards whether it saw it. Where Kafka does not answer at once, a client
-sees nothing of a call whose start is not acknowledged. A call that gives no exact sample ends in call.failed.
+call.started is on its way to Kafka before the client sees a token, and at the latest when the engine has worked for a
+few milliseconds; call.completed is acknowledged before the client sees the end of the response; call.delivery says
+afterwards whether it saw it. Where Kafka does not answer at once, a client sees nothing of a call whose start is not
+acknowledged. A call that gives no exact sample ends in call.failed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from streams.errors import StreamError
 from streams.topics import SESSIONS
 
 log = logging.getLogger(__name__)
+
+BEGIN_S = 0.0015
+"""After the engine was asked: both work at the same time, and nobody has seen anything of the call yet."""
 
 
 class Log(Protocol):
@@ -87,28 +91,50 @@ class Call:
         self.talk: Conversation = conversation(request.messages, request.tools, chat_request)
         self.match: Match | None = history.match(self.talk)
         self._log = log
-        self.begun = False
+        self._prompt: Prompt | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._beginning: asyncio.Task[None] | None = None
         self.note: str | None = None
         """Why its prompt is the template's though its history is ours."""
         self._turn: Turn | None = None
         self._started: asyncio.Future[Any] | None = None
 
-    async def begin(self, prompt: Prompt) -> None:
-        """Puts call.started on its way. Raises StreamError."""
+    def plan(self, prompt: Prompt) -> None:
+        """The engine has been asked: call.started goes on its way in a moment, or with ``begin``."""
+        self._prompt, self.note = prompt, prompt.note
+        self._timer = asyncio.get_running_loop().call_later(BEGIN_S, self._begin_once)
+
+    @property
+    def planned(self) -> bool:
+        """Whether the engine was asked since it was last away."""
+        return self._prompt is not None
+
+    async def begin(self) -> None:
+        """Returns when call.started is on its way. Raises StreamError."""
+        await self._begin_once()
+
+    def _begin_once(self) -> asyncio.Task[None]:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._beginning is None:
+            self._beginning = asyncio.create_task(self._begin(self._prompt or Prompt(ids=[], sampling=Sampling())))
+        return self._beginning
+
+    async def _begin(self, prompt: Prompt) -> None:
         ids = None if prompt.ids is None else np.array(prompt.ids, dtype=np.int32)
         base = prompt.base or (
             self.history.text_base(self.talk, self.match)
             if ids is None
             else self.history.base(self.talk, ids, self.match)
         )
-        self.begun, self.note = True, prompt.note
         self._started = await self._post(self._start_event(prompt, ids, base), self.about.secret)
         if ids is not None:
             self._turn = self.history.add(self.call_id, self.talk, ids, base)
 
     async def may_show(self) -> None:
-        """Returns when the client may see tokens: its start is acknowledged, or is about to be. Raises StreamError."""
+        """Returns at once while Kafka answers at once, else when the start is acknowledged. Raises StreamError."""
         if not self._log.flowing:
+            await self.begin()
             await self._on_record()
 
     async def _on_record(self) -> None:
@@ -120,6 +146,7 @@ class Call:
     async def complete(self, reply: Reply, ended: Ended, finish_reason: str) -> None:
         """Checks the sample, records it and waits for the acknowledgements. Raises InexactSample, StreamError."""
         self.sample.check()
+        await self.begin()
         prompt: dict[str, Any] = {}
         turn = self._turn
         if turn is None:
@@ -180,16 +207,15 @@ class Call:
     async def away(self, failure: Failure) -> None:
         """While the engine is away the log has a failed call in place of this one, which goes on under a new id."""
         await self.refuse(failure)
-        self.call_id, self.begun, self._turn = new_id(), False, None
+        self.call_id, self._beginning, self._turn, self._prompt = new_id(), None, None, None
 
     async def refuse(self, failure: Failure) -> None:
         """Records a call that fails, whether it has begun or not."""
-        if not self.begun:
-            try:
-                await self.begin(Prompt(ids=[], sampling=Sampling()))
-            except StreamError as error:
-                log.error("call %s: its failure is not recorded: %s", self.call_id, error)
-                return
+        try:
+            await self.begin()
+        except StreamError as error:
+            log.error("call %s: its failure is not recorded: %s", self.call_id, error)
+            return
         await self.fail(failure)
 
     @property

@@ -94,14 +94,14 @@ class ChatSampling:
         await self._name_version()
 
     async def _begin(self) -> None:
-        """Raises EngineError. The start of a streamed call is put on the log once the engine has accepted it."""
+        """Asks the engine. Raises EngineError."""
         call = self._call
         self._began_with = self._label.last or await self._label.now()
+        if not call.planned:
+            call.plan(Prompt(ids=None, sampling=asked_sampling(call.chat_request)))
         if call.request.streamed:
             self._stream = await unless_stopped(self._opened(), call.stop)
             self._closing = asyncio.create_task(close_on(call.stop, self._stream.close))
-        if not call.begun:
-            await call.begin(Prompt(ids=None, sampling=asked_sampling(call.chat_request)))
 
     async def _opened(self) -> EventStream:
         stream = chat_api.stream(self._engine, self._call.chat_request)

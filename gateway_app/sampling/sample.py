@@ -27,16 +27,11 @@ class InexactSample(ValueError):
     """Ids, log-probs or weight versions are missing or do not fit each other. Such a call is no training data."""
 
 
-NULL = msgspec.Raw(b"null")
-decode_ids = msgspec.json.Decoder(list[int]).decode
-
-
 class Sample:
     """Grows with each chunk of the engine's answer; ``check`` says whether it is whole and exact."""
 
-    def __init__(self, prompt_ids: list[int] | None = None, prompt_json: bytes | None = None) -> None:
+    def __init__(self, prompt_ids: list[int] | None = None) -> None:
         self.prompt_ids = prompt_ids
-        self._prompt_json = None if prompt_json is None else msgspec.Raw(prompt_json)
         self.ids: list[int] = []
         self.first_at: float | None = None
         """When the first id came, on the monotonic clock."""
@@ -46,13 +41,14 @@ class Sample:
         self.spans: list[VersionSpan] = []
         self.cached = 0
         self._counted: int | None = None
+        self._prompt_counted: int | None = None
 
     def take(self, chunk: Chunk) -> None:
-        """Raises InexactSample where a chunk's log-probs are not those of its ids, or its prompt is another."""
-        if chunk.prompt_token_ids != NULL:
-            self._take_prompt(chunk.prompt_token_ids)
+        """Raises InexactSample where a chunk's log-probs are not those of its ids."""
+        if chunk.prompt_token_ids is not None:
+            self.prompt_ids = chunk.prompt_token_ids
         if chunk.usage is not None:
-            self._counted = chunk.usage.completion_tokens
+            self._counted, self._prompt_counted = chunk.usage.completion_tokens, chunk.usage.prompt_tokens
             details = chunk.usage.prompt_tokens_details
             self.cached = (details.cached_tokens or 0) if details else 0
         for choice in chunk.choices:
@@ -72,14 +68,6 @@ class Sample:
             for span in choice.weight_versions or []:
                 self.spans.append(VersionSpan(version_number(span.version), span.start, span.end))
 
-    def _take_prompt(self, told: msgspec.Raw) -> None:
-        if self._prompt_json is not None and told == self._prompt_json:
-            return
-        ids = decode_ids(told)
-        if self.prompt_ids is not None and ids != self.prompt_ids:
-            raise InexactSample("the engine sampled from another prompt than it was given")
-        self.prompt_ids = ids
-
     @property
     def ended_by_token(self) -> bool:
         return self.finish_reason in ("stop", "tool_calls") and not isinstance(self.stop_reason, str)
@@ -97,6 +85,8 @@ class Sample:
             raise InexactSample("the engine did not tell the prompt's token ids: it must answer return_token_ids")
         if self.finish_reason != "abort" and self._counted != len(self.ids):
             raise InexactSample(f"the engine counts {self._counted} tokens but sent {len(self.ids)} ids")
+        if self._prompt_counted is not None and self._prompt_counted != len(self.prompt_ids):
+            raise InexactSample(f"the engine counts {self._prompt_counted} prompt tokens of {len(self.prompt_ids)}")
         if any(logprob <= MISSING_LOGPROB for logprob in self.logprobs):
             raise InexactSample("the engine has no log-prob for a sampled token")
 

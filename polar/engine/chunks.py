@@ -74,8 +74,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice] = []
-    prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
-    """Still JSON: it is compared with what was sent, byte for byte, or decoded once."""
+    prompt_token_ids: list[int] | None = None
     usage: EngineUsage | None = None
     error: dict[str, Any] | None = None
 

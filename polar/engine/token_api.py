@@ -20,7 +20,8 @@ ABORT = "/inference/v1/abort_requests"
 
 ChatRequest = dict[str, Any]
 
-STREAMED = {"return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}}
+STREAMED = {"return_token_ids": False, "stream": True, "stream_options": {"include_usage": True}}
+"""Sampled ids are always told; ``return_token_ids`` would only send the prompt's back."""
 
 
 class Rendered(msgspec.Struct, frozen=True):

@@ -23,14 +23,15 @@ class EngineProxy:
     def __init__(self, target: str) -> None:
         self._target = target
         self.streams: list[list[dict[str, Any]]] = []
+        self.prompts: list[list[int]] = []
         self.spoil: Spoil = lambda chunk: chunk
         self.rerender: Rerender = lambda rendered: rendered
         self.regenerate: Rerender = lambda body: body
         self.url = ""
 
     def prompt(self, index: int = -1) -> list[int]:
-        """What the engine sampled from, as it says itself."""
-        return self.streams[index][0]["prompt_token_ids"]
+        """What the engine was given to sample from."""
+        return self.prompts[index]
 
     def sampled(self, index: int = -1) -> tuple[list[int], list[float], list[dict[str, Any]]]:
         """Ids, log-probs and weight versions of one recorded stream."""
@@ -40,9 +41,10 @@ class EngineProxy:
         return ids, logprobs, choices[-1]["weight_versions"]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        content = await request.read()
+        content, prompt = await request.read(), list[int]()
         if request.path.endswith("/generate"):
-            content = json.dumps(self.regenerate(json.loads(content))).encode()
+            body = self.regenerate(json.loads(content))
+            prompt, content = body["token_ids"], json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         async with self._http.request(
             request.method, self._target + request.path_qs, data=content, headers=headers
@@ -52,13 +54,14 @@ class EngineProxy:
                 if request.path.endswith("/render") and answer.status == 200:
                     body = json.dumps(self.rerender(json.loads(body))).encode()
                 return web.Response(body=body, status=answer.status, content_type=answer.content_type)
-            return await self._stream(request, answer)
+            return await self._stream(request, answer, prompt)
 
-    async def _stream(self, request: web.Request, answer: Any) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, answer: Any, prompt: list[int]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         recorded: list[dict[str, Any]] = []
         self.streams.append(recorded)
+        self.prompts.append(prompt)
         async for line in answer.content:
             if line.startswith(b"data: {"):
                 recorded.append(json.loads(line[6:]))

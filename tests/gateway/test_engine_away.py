@@ -26,6 +26,7 @@ async def open_call(url: str, log: Log, stop: Stop, hold_s: float = 30.0) -> Cal
         one = call(log, sampler(engine, hold_s), HI, stop)
         sampling = sampler(engine, hold_s).sampling(one)
         await sampling.open()
+        await one.begin()
         await sampling.close()
         return one
 

@@ -54,7 +54,7 @@ async def test_what_is_captured_is_what_the_engine_sent(
     assert [(str(s.version), s.start, s.end) for s in completed.weight_versions] == [
         (s["version"], s["start"], s["end"]) for s in versions
     ]
-    assert unpack_ids(started.prompt_ids).tolist() == proxy.streams[0][0]["prompt_token_ids"]
+    assert unpack_ids(started.prompt_ids).tolist() == proxy.prompt()
     assert started.sampling.temperature == 0.8 and started.sampling.seed == 3
     assert started.tools == TOOLS and started.streamed is streamed
     assert delivery == CallDelivery(

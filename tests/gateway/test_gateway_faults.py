@@ -41,10 +41,9 @@ FAULTS = {
     "short_logprobs": (Fault("short_logprobs", after=2), "inexact_sample"),
     "missing_logprob": (Fault("missing_logprob", after=2), "inexact_sample"),
     "wrong_usage": (Fault("wrong_usage"), "inexact_sample"),
-    "wrong_prompt": (Fault("wrong_prompt"), "inexact_sample"),
     "no_versions": (Fault("no_versions"), "inexact_sample"),
 }
-ONLY_TOKENS = {"wrong_prompt", "no_versions"}
+ONLY_TOKENS = {"no_versions"}
 """An engine that tells the prompt itself can tell no wrong one; its versions are asked for."""
 
 

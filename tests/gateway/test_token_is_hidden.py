@@ -29,7 +29,7 @@ RESPONSE = {
             "weight_versions": [{"version": "1", "start": 0, "end": 1}],
         }
     ],
-    "usage": {"completion_tokens": 1},
+    "usage": {"prompt_tokens": 2, "completion_tokens": 1},
 }
 ENDED = Ended(finish_reason="stop", usage=Usage(prompt=2, completion=1))
 
