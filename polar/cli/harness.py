@@ -23,7 +23,7 @@ from polar.runtimes.runtime import RuntimeFault
 from polar.settings import from_environment
 from schemas.tasks import RuntimeSpec
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 app = typer.Typer(help="List, install and check agent programs.", no_args_is_help=True)
 

@@ -64,12 +64,14 @@ def chat(body: dict[str, Any], model: StandIn) -> Any:
         call = {"index": 0, "id": "call-1", "type": "function", "function": function}
         message, reason = {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
     usage = {"prompt_tokens": USAGE, "completion_tokens": 5, "total_tokens": USAGE + 5}
-    about = {"id": "x", "model": "policy", "created": 1, "usage": usage}
+    about = {"id": "x", "model": "policy", "created": 1}
     if not body.get("stream"):
         choice = {"index": 0, "message": message, "finish_reason": reason}
-        return {**about, "object": "chat.completion", "choices": [choice]}
+        return {**about, "object": "chat.completion", "choices": [choice], "usage": usage}
     deltas = [{"delta": message, "finish_reason": None}, {"delta": {}, "finish_reason": reason}]
-    return [{**about, "object": "chat.completion.chunk", "choices": [{"index": 0, **delta}]} for delta in deltas]
+    chunk = {**about, "object": "chat.completion.chunk"}
+    chunks = [{**chunk, "choices": [{"index": 0, **delta}]} for delta in deltas]
+    return [*chunks, {**chunk, "choices": [], "usage": usage}]
 
 
 def responses(body: dict[str, Any], model: StandIn) -> list[dict[str, Any]]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from stand_in_model import StandIn, serving
 
+from gateway_app.admin.task_check import parse_tasks
 from polar.harnesses import HARNESSES, HarnessError, addresses, claude_code, codex, gemini_cli, program
 from polar.runtimes.local import LocalRuntime
 from schemas.tasks import HarnessSpec, RuntimeSpec
@@ -171,3 +175,18 @@ def test_scripts_find_the_model_by_the_usual_variables():
     assert environment == {"POLAR_INSTRUCTION": "do it", **addresses(ROOT)}
     assert environment["OPENAI_BASE_URL"] == environment["POLAR_BASE_URL"] == f"{ROOT}/v1"
     assert environment["ANTHROPIC_BASE_URL"] == environment["GOOGLE_GEMINI_BASE_URL"] == ROOT
+
+
+def test_the_docs_name_every_preset_and_option_and_their_tasks_are_taken():
+    docs = (Path(__file__).parents[2] / "docs" / "harnesses.md").read_text()
+    for block in re.findall(r"```json\n(.*?)```", docs, re.DOTALL):
+        assert parse_tasks(block.encode(), "policy")
+    table = {
+        line.split("`")[1]: line for line in docs.split("`harness.options`")[1].splitlines() if line.startswith("| `")
+    }
+    for name, preset in HARNESSES.items():
+        assert f"| `{name}` | " in docs
+        if preset.package is not None:
+            assert f"{preset.package.package} {preset.package.version} |" in docs
+            options = import_module(f"polar.harnesses.{name}").Options
+            assert all(f"`{field}`" in table[name] for field in options.__struct_fields__), name
