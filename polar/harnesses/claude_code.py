@@ -33,6 +33,7 @@ SWITCHES = {
     "CLAUDE_STREAM_IDLE_TIMEOUT_MS": "900000",
     "IS_SANDBOX": "1",
     "CLAUDE_CODE_DISABLE_FILE_MENTIONS": "1",
+    "CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1",
 }
 KEPT_FREE = 20_000
 """Tokens of a context window: the 13,000 that it keeps free for a summary, and its first request."""
