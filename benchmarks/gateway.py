@@ -1,9 +1,9 @@
 """``python -m benchmarks.gateway --json``: what the gateway costs and adds, capture and Kafka included.
 
 The real gateway process has one core to itself, a scripted engine and the load share the other, and Kafka takes what is
-free of both. Calls straight to the engine's streamed chat completions alternate with calls through the gateway in the same run, and are the base:
-what is *added* is the gateway's percentile less the engine's. CPU is the gateway process's own, user and system. Every
-call is the first of a session of its own, so that its whole prompt is recorded.
+free of both. Calls straight to the engine's streamed chat completions alternate with calls through the gateway in the
+same run, and are the base: what is *added* is the gateway's percentile less the engine's. CPU is the gateway process's
+own, user and system. Every call is the first of a session of its own, so that its whole prompt is recorded.
 
 The last line of stdout is one JSON object with ``--json``.
 """
