@@ -75,10 +75,14 @@ class Response:
         await self.start(status, JSON | {"content-length": str(len(content))} | (headers or {}))
         await self.write(content)
 
-    async def finish(self) -> bool:
-        """Nothing more follows. Whether any client has received it."""
+    def close(self) -> None:
+        """Nothing more follows."""
         self.ended = True
         self._wake()
+
+    async def finish(self) -> bool:
+        """Nothing more follows. Whether any client has received it."""
+        self.close()
         self._received = await self._client.received() or self._received
         while not self._received and self._followers:
             await self._news()

@@ -137,7 +137,7 @@ class Serving:
                     )
                 )
         finally:
-            response.ended = True
+            response.close()
             self._responses.settle(asked.key, response, keep=again and not stop.is_set)
 
     async def _repeat(self, key: bytes, response: Response, client: Client) -> None:

@@ -29,6 +29,18 @@ class Wire:
             self.written.append(message["body"])
 
 
+async def test_who_follows_a_response_that_breaks_off_does_not_wait_for_ever() -> None:
+    first, other = Wire(), Wire()
+    response = Response(first.client, lambda: None, streamed=EVENTS)
+    following = asyncio.create_task(response.follow(other.client))
+    await response.write(EVENT)
+    await asyncio.sleep(0)
+    response.close()
+    async with asyncio.timeout(10):
+        await following
+    assert other.written == [EVENT]
+
+
 @given(
     parts=st.lists(st.sampled_from([EVENT, b"data: {}\n\n"]), max_size=6),
     late=st.integers(0, 6),
