@@ -24,7 +24,7 @@ from gateway_app.response import Response
 from gateway_app.sampling.sample import InexactSample
 from gateway_app.sampling.sampling import Sampling, ended
 from gateway_app.stopping import stalled
-from polar.engine.client import EngineError, EngineUnavailable
+from polar.engine.client import EngineError, EngineFault, EngineUnavailable
 from streams.errors import StreamError
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,9 @@ class Answers:
             outcome = await self._sampled(exchange)
         except (EngineError, InexactSample, StreamError, Failure) as error:
             outcome = await self._failed(exchange, error)
+        except Exception as error:
+            log.exception("call %s", exchange.call.call_id)
+            outcome = await self._failed(exchange, EngineFault(f"a fault of the gateway: {error!r}"))
         finally:
             self._open.discard(exchange)
             await exchange.sampling.close()
@@ -135,13 +138,14 @@ class Answers:
         if exchange.sampling.finish_reason == "abort":
             return await self._aborted(exchange, growing, end)
         await call.complete(reply, end, end.finish_reason)
+        await response.look()
         if call.request.streamed:
             await response.write(writer.end(end))
         else:
             await response.whole(200, writer.whole(reply, end))
         self._metrics.total(time.monotonic() - exchange.sampling.last_news)
         delivered = await response.finish() and not call.stop.is_set
-        await call.delivery(delivered)
+        await call.ending.delivery(delivered)
         return "completed" if delivered else "undelivered"
 
     async def _aborted(self, exchange: Exchange, growing: GrowingReply, end: Ended) -> str:
@@ -152,7 +156,7 @@ class Answers:
             raise why
         await call.complete(growing.whole(), end, "abort")
         await self._show(exchange, why)
-        await call.delivery(False)
+        await call.ending.delivery(False)
         return why.reason
 
     async def _failed(self, exchange: Exchange, error: Exception) -> str:

@@ -68,6 +68,29 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """Of an exact prompt: the turn whose ids it goes on from."""
 
 
+class Ending(msgspec.Struct, frozen=True):
+    """Records the delivery of a call, which may come long after the call."""
+
+    log: Any
+    session_id: str
+    attempt: int
+    call_id: str
+
+    async def delivery(self, delivered: bool) -> None:
+        """Puts on its way whether a client has the end of the response."""
+        record = CallDelivery(
+            session_id=self.session_id, attempt=self.attempt, call_id=self.call_id, delivered=delivered
+        )
+        try:
+            (await self.log.post(SESSIONS, record)).add_done_callback(self._check)
+        except StreamError as error:
+            log.error("call %s: its delivery is not recorded: %s", self.call_id, error)
+
+    def _check(self, acknowledged: asyncio.Future[Any]) -> None:
+        if not acknowledged.cancelled() and (error := acknowledged.exception()) is not None:
+            log.error("call %s: its delivery is not recorded: %s", self.call_id, error)
+
+
 class Call:
     """``chat_request`` is what the engine is asked; ``stop`` ends the call early."""
 
@@ -177,15 +200,11 @@ class Call:
         acknowledged = await self._post(event, self._shows_token(reply))
         await self._on_record()
         await acknowledged
-        self.history.extend(turn, self.talk, reply, self.sample.ids, self.sample.ended_by_token)
+        self.history.extend(turn, self.talk, reply, self.sample.ids, self._ended_its_turn)
 
-    async def delivery(self, delivered: bool) -> None:
-        """Puts on its way whether the client has the end of the response."""
-        try:
-            acknowledged = await self._post(CallDelivery(**self._named, delivered=delivered), False)
-            acknowledged.add_done_callback(self._check_delivery)
-        except StreamError as error:
-            log.error("call %s: its delivery is not recorded: %s", self.call_id, error)
+    @property
+    def ending(self) -> Ending:
+        return Ending(self._log, self._session, self.about.token.attempt, self.call_id)
 
     async def fail(self, failure: Failure) -> None:
         """Records that there is no sample. Without Kafka the call has no end on the log, and counts as lost."""
@@ -207,7 +226,9 @@ class Call:
     async def away(self, failure: Failure) -> None:
         """While the engine is away the log has a failed call in place of this one, which goes on under a new id."""
         await self.refuse(failure)
-        self.call_id, self._beginning, self._turn, self._prompt = new_id(), None, None, None
+        old, self.call_id = self.call_id, new_id()
+        self._beginning = self._turn = self._prompt = None
+        self.history.renamed(old, self.call_id)
 
     async def refuse(self, failure: Failure) -> None:
         """Records a call that fails, whether it has begun or not."""
@@ -217,6 +238,12 @@ class Call:
             log.error("call %s: its failure is not recorded: %s", self.call_id, error)
             return
         await self.fail(failure)
+
+    @property
+    def _ended_its_turn(self) -> bool:
+        """Whether the reply ends with the token that ends turns, and not with one that the request asked for."""
+        asked = self.chat_request.get("stop_token_ids") or []
+        return self.sample.ended_by_token and self.sample.stop_reason not in asked
 
     @property
     def _session(self) -> str:
@@ -233,10 +260,6 @@ class Call:
         raw = self.about.token.raw
         texts = [reply.content, reply.reasoning, *(f"{call.name} {call.arguments}" for call in reply.tool_calls)]
         return any(raw in text for text in texts if text)
-
-    def _check_delivery(self, acknowledged: asyncio.Future[Any]) -> None:
-        if not acknowledged.cancelled() and (error := acknowledged.exception()) is not None:
-            log.error("call %s: its delivery is not recorded: %s", self.call_id, error)
 
     def _start_event(self, prompt: Prompt, ids: Any, base: Base | None) -> CallStarted:
         kept_messages, kept_ids = (base.kept_messages, base.kept_ids) if base else (0, 0)

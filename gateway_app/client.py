@@ -12,6 +12,8 @@ from typing import Any
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
+LOOKS = 4
+"""Turns of the loop from a closed socket to the event that tells it."""
 WRITE_S = 60.0
 """A client that takes nothing for so long is gone."""
 
@@ -45,12 +47,10 @@ class Client:
     async def write(self, content: bytes) -> None:
         await self._put({"type": "http.response.body", "body": content, "more_body": True})
 
-    async def received(self) -> bool:
-        """Whether all was written and the client has not closed; before ``end``, which closes it on our side."""
-        # A close that lies in the socket is seen after the loop has polled it.
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        return not self.gone
+    async def look(self) -> None:
+        """Notices a close that lies in the socket. To be called before the last write: after it a client may go."""
+        for _ in range(LOOKS):
+            await asyncio.sleep(0)
 
     async def end(self) -> None:
         if self.started and not self.gone:

@@ -101,6 +101,10 @@ class AttemptHistory:
             if len(self._threads) > THREADS:
                 self._threads.popitem(last=False)
 
+    def renamed(self, old: str, new: str) -> None:
+        """A call that goes on under a new id."""
+        self._threads.update({thread: new for thread, call_id in self._threads.items() if call_id == old})
+
     def last_call(self, thread_id: str) -> str | None:
         return self._threads.get(thread_id)
 
@@ -134,7 +138,7 @@ class AttemptHistory:
         kept = base.kept_ids if base else 0
         turn = Turn(call_id, base.turn if base and kept else None, kept, ids[kept:].copy(), talk.chain[0], talk.exact)
         self._recent.append(turn)
-        self.size += len(turn.tail)
+        self.size += _size(turn)
         return turn
 
     def extend(self, turn: Turn, talk: Conversation, reply: Reply, ids: Sequence[int], ended_by_token: bool) -> None:
@@ -150,7 +154,7 @@ class AttemptHistory:
         """A call without a reply: what is written of it may not be on the log."""
         if turn in self._recent:
             self._recent.remove(turn)
-            self.size -= len(turn.tail)
+        self.size = max(0, self.size - _size(turn))
 
     def forget(self) -> None:
         self._recent.clear()
@@ -199,6 +203,11 @@ class Histories:
         old, history = self._attempts.popitem(last=False)
         self.resume({old: history.take_number()})
         return history.size
+
+
+def _size(turn: Turn) -> int:
+    """What it holds, in ids of four bytes."""
+    return len(turn.tail) + len(turn.messages) // 4
 
 
 def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

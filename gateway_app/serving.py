@@ -22,7 +22,7 @@ from gateway_app.metrics import Metrics
 from gateway_app.response import EVENTS, JSON, Response, Responses
 from gateway_app.routes import Refusal, Target, resolve
 from gateway_app.sampling.sampler import Sampler
-from gateway_app.stopping import Stop, client_left
+from gateway_app.stopping import Stop
 from polar.engine.client import EngineError
 from polar.session_token import InvalidToken, SessionToken, verify
 
@@ -122,30 +122,28 @@ class Serving:
             await client.end()
 
     async def _answer(self, asked: Asked, client: Client, use: Use) -> None:
-        stop, again = Stop(), False
+        stop, keep = Stop(), None
         streamed = JSON if asked.dialect is GOOGLE_ARRAY else EVENTS
-        response = Response(client, on_empty=lambda: stop.set(client_left()), streamed=streamed)
+        response = Response(client, stop, streamed=streamed)
         self._responses.add(asked.key, response)
         try:
             with self.attempts.stopping(asked.session.session_id, asked.session.attempt, stop):
-                response.call = call = self._call(asked, stop, use.tokens_left)
+                call = self._call(asked, stop, use.tokens_left)
                 writer = asked.dialect.writer(asked.request, call.call_id)
                 sampling = self._sampler.sampling(call)
-                again = await self.answers.answer(
-                    Exchange(
-                        call=call, sampling=sampling, dialect=asked.dialect, writer=writer, response=response, use=use
-                    )
+                exchange = Exchange(
+                    call=call, sampling=sampling, dialect=asked.dialect, writer=writer, response=response, use=use
                 )
+                keep = call.ending if await self.answers.answer(exchange) else None
         finally:
             response.close()
-            self._responses.settle(asked.key, response, keep=again and not stop.is_set)
+            self._responses.settle(asked.key, response, keep=keep)
 
     async def _repeat(self, key: bytes, response: Response, client: Client) -> None:
         """The same sample again. One that nobody had received is delivered now."""
-        late = response.ended
-        if await response.follow(client) and late and response.call is not None:
-            self._responses.settle(key, response, keep=False)
-            await response.call.delivery(True)
+        if await response.follow(client) and response.kept is not None:
+            self._responses.delivered(key)
+            await response.kept.delivery(True)
 
     def _call(self, asked: Asked, stop: Stop, tokens_left: int | None) -> Call:
         session, name, request = asked.session, asked.dialect.name, asked.request
@@ -186,6 +184,7 @@ class Serving:
     def _ended(self, session_id: str, attempt: int) -> None:
         self.histories.drop(session_id, attempt)
         self.budgets.drop(session_id, attempt)
+        self._responses.drop(session_id, attempt)
 
 
 async def _respond(

@@ -18,7 +18,15 @@ from gateway_app.sampling.sampling import close_on, delta, held, whole_delta
 from gateway_app.stopping import unless_stopped
 from polar.engine import chat_api
 from polar.engine.chunks import Chunk
-from polar.engine.client import EngineClient, EngineFault, EngineRefused, EngineUnavailable, EventStream
+from polar.engine.client import (
+    EngineClient,
+    EngineError,
+    EngineFault,
+    EngineRefused,
+    EngineUnavailable,
+    EventStream,
+    only_choice,
+)
 from schemas.sessions import VersionSpan
 
 FRESH_S = 0.25
@@ -89,9 +97,15 @@ class ChatSampling:
         except EngineUnavailable:
             if not self._call.stop.is_set:
                 raise
-        if self._call.stop.is_set:
+        stop = self._call.stop
+        if stop.is_set:
             self.finish_reason = self._call.sample.finish_reason = "abort"
-        await self._name_version()
+        try:
+            await self._name_version()
+        except (EngineError, InexactSample):
+            if stop.why is not None:
+                raise stop.why from None
+            raise
 
     async def _begin(self) -> None:
         """Asks the engine. Raises EngineError."""
@@ -136,7 +150,7 @@ class ChatSampling:
     async def _whole(self) -> AsyncGenerator[Delta, None]:
         chunk = await unless_stopped(self._answer(), self._call.stop)
         self._call.sample.take(chunk)
-        choice = chunk.choices[0]
+        choice = only_choice(chat_api.CHAT, chunk)
         if choice.message and (piece := whole_delta(choice.message, choice, self._logprobs)) is not None:
             yield piece
 

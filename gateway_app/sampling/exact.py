@@ -40,6 +40,8 @@ class ExactSampling:
         self._news = asyncio.Event()
         self._away: EngineError | None = None
         self._logprobs = bool(call.chat_request.get("logprobs"))
+        self._untold = False
+        """Whether it was stopped before all that was sampled had become text."""
         self.finish_reason: str | None = None
         self.last_news = time.monotonic()
 
@@ -73,9 +75,9 @@ class ExactSampling:
         stop = call.sample.stop_reason
         if (rest := cut.rest(stop if isinstance(stop, str) else None)) is not None:
             yield rest
-        if call.sample.finish_reason == "abort":
-            if not call.stop.is_set:
-                raise EngineFault("the engine ended the call before its time")
+        if call.sample.finish_reason == "abort" and not call.stop.is_set:
+            raise EngineFault("the engine ended the call before its time")
+        if call.sample.finish_reason == "abort" or self._untold:
             self.finish_reason = "abort"
 
     async def _streamed(self) -> AsyncGenerator[Delta, None]:
@@ -88,6 +90,7 @@ class ExactSampling:
                 await self._news.wait()
                 continue
             if self._call.stop.is_set:
+                self._untold = True
                 await asyncio.wait({self._reading})
                 return
             finish = sample.finish_reason if done else None
@@ -106,7 +109,8 @@ class ExactSampling:
     async def _whole(self) -> AsyncGenerator[Delta, None]:
         await asyncio.wait({self._reading})
         sample = self._call.sample
-        if self._call.stop.is_set or not sample.shown:
+        self._untold = self._call.stop.is_set
+        if self._untold or not sample.shown:
             return
         choice = await self._derenderer.whole(self._choice(0, sample.shown, sample.finish_reason))
         self.finish_reason = choice.finish_reason

@@ -18,11 +18,12 @@ from gateway_app.failures import context_overflow
 from gateway_app.history import Base, Match
 from gateway_app.sampling.sample import effective_sampling
 from polar.engine import token_api
-from polar.engine.client import EngineClient, EngineRefused
+from polar.engine.client import EngineClient, EngineFault, EngineRefused
 from polar.engine.token_api import Rendered
 from schemas.sessions import Sampling
 
 STAND_IN: dict[str, Any] = {"role": "user", "content": "."}
+REPLY: dict[str, Any] = {"role": "assistant", "content": "."}
 BEGINNINGS = 4096
 """Of stand-ins, by tools and options; each is a few ids and a count."""
 UNRENDERED = ("stream", "stream_options", "logprobs", "top_logprobs", "max_tokens")
@@ -49,7 +50,7 @@ class Prompts:
     def __init__(self, engine: EngineClient, *, exact: bool) -> None:
         self._engine = engine
         self._exact = exact
-        self._beginnings: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._stand_ins: OrderedDict[bytes, tuple[list[int], list[int]]] = OrderedDict()
         self._end_of_turn: int | None = None
         self._max_model_len: int | None = None
 
@@ -73,8 +74,10 @@ class Prompts:
             raise NoSplice("images")
         if asked.get("continue_final_message"):
             raise NoSplice("continues_a_reply")
-        end = self._end_token(call, match)
-        beginning = await self._beginning(call.talk.chain[0], asked)
+        end = self._end_token(match)
+        beginning, usual = await self._stand_in(call.talk.chain[0], asked)
+        if end not in usual:
+            raise NoSplice("template_ends_turns_otherwise")
         reply, *new = call.request.messages[match.messages - 1 :]
         if not new:
             raise NoSplice("nothing_new")
@@ -83,7 +86,7 @@ class Prompts:
         except EngineRefused as refused:
             raise NoSplice("template_refuses_part") from refused
         after = _after_reply(rendered.token_ids, beginning, end)
-        turn = match.turn
+        self._end_of_turn, turn = end, match.turn
         ids = turn.ids().tolist()
         ids += after if turn.ended_by_token else [end, *after]
         kept_messages = call.talk.equal_messages(turn.messages)
@@ -91,26 +94,29 @@ class Prompts:
         whole = Rendered(ids, rendered.sampling_params, rendered.body)
         return await self._whole(call, whole, exact=True, note=None, base=base)
 
-    def _end_token(self, call: Call, match: Match) -> int:
+    def _end_token(self, match: Match) -> int:
         """The token that ends a turn: the reply's own, or where it was cut off, the one that others ended with."""
         if match.turn.ended_by_token:
-            self._end_of_turn = int(match.turn.tail[-1])
+            return int(match.turn.tail[-1])
         if self._end_of_turn is None:
             raise NoSplice("end_of_turn_unknown")
         return self._end_of_turn
 
-    async def _beginning(self, key: bytes, asked: dict[str, Any]) -> list[int]:
-        """The ids of the stand-in's first message, with everything that the template puts before it."""
-        if key not in self._beginnings:
+    async def _stand_in(self, key: bytes, asked: dict[str, Any]) -> tuple[list[int], list[int]]:
+        """The ids of the stand-in's first message, with everything that the template puts before it, and of a reply."""
+        if key not in self._stand_ins:
             first = asked | {"messages": [STAND_IN], "add_generation_prompt": False}
+            both = first | {"messages": [STAND_IN, REPLY]}
             try:
-                self._beginnings[key] = (await token_api.render(self._engine, first)).token_ids
+                beginning = (await token_api.render(self._engine, first)).token_ids
+                whole = (await token_api.render(self._engine, both)).token_ids
             except EngineRefused as refused:
                 raise NoSplice("template_refuses_part") from refused
-            if len(self._beginnings) > BEGINNINGS:
-                self._beginnings.popitem(last=False)
-        self._beginnings.move_to_end(key)
-        return self._beginnings[key]
+            self._stand_ins[key] = (beginning, whole[len(beginning) :])
+            if len(self._stand_ins) > BEGINNINGS:
+                self._stand_ins.popitem(last=False)
+        self._stand_ins.move_to_end(key)
+        return self._stand_ins[key]
 
     async def _whole(
         self, call: Call, rendered: Rendered, *, exact: bool, note: str | None, base: Base | None
@@ -132,7 +138,10 @@ class Prompts:
 
     async def _context(self) -> int:
         if self._max_model_len is None:
-            self._max_model_len = int((await self._engine.models())["data"][0]["max_model_len"])
+            try:
+                self._max_model_len = int((await self._engine.models())["data"][0]["max_model_len"])
+            except (LookupError, TypeError, ValueError) as error:
+                raise EngineFault("/v1/models does not tell max_model_len") from error
         return self._max_model_len
 
 
@@ -148,7 +157,7 @@ def _has_images(messages: list[dict[str, Any]]) -> bool:
 
 def _outline(reply: dict[str, Any]) -> dict[str, Any]:
     """The reply, short: what comes after it may depend on the names of its tool calls, not on what they say."""
-    outline: dict[str, Any] = {"role": "assistant", "content": "."}
+    outline = dict(REPLY)
     if calls := reply.get("tool_calls"):
         outline["tool_calls"] = [
             call | {"function": {"name": call["function"]["name"], "arguments": "{}"}} for call in calls

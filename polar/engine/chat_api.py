@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from polar.engine.chunks import Chunk
-from polar.engine.client import SAMPLING, EngineClient, EngineRefused, EventStream, read_chunk
+from polar.engine.client import SAMPLING, EngineClient, EngineFault, EngineRefused, EventStream, read_chunk
 
 CHAT = "/v1/chat/completions"
 IDS = {"return_token_ids": True, "logprobs": True}
@@ -33,8 +33,10 @@ async def count(engine: EngineClient, request: dict[str, Any]) -> int:
 async def weight_version(engine: EngineClient) -> str:
     """The label of the weights in use. An engine that cannot be given new ones has the base model's: 0."""
     try:
-        return await engine.weight_version()
+        return str(await engine.weight_version())
     except EngineRefused as refused:
         if refused.status != 404:
             raise
         return "0"
+    except (LookupError, TypeError) as error:
+        raise EngineFault("/weight_info does not tell weight_version") from error

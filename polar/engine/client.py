@@ -15,13 +15,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.engine.chunks import Chunk, decode_chunk, event_blocks
+from polar.engine.chunks import Choice, Chunk, decode_chunk, event_blocks
 
 CONTROL = aiohttp.ClientTimeout(total=60, sock_connect=5)
 WEIGHTS = aiohttp.ClientTimeout(total=300, sock_connect=5)
 QUICK = aiohttp.ClientTimeout(total=5, sock_connect=2)
 SAMPLING = aiohttp.ClientTimeout(total=None, sock_connect=5)
 """How long it may take is the caller's business: a request may wait in the engine's queue for its first token."""
+KEEP_ALIVE_S = 3.0
+"""Less than the engine's own: a connection that it closes just when it is used again would fail a call."""
 JSON = {"content-type": "application/json"}
 RUSH_S, TRICKLE_S, GATHER_S = 0.001, 0.004, 0.03
 """Tokens that trickle, one in RUSH_S to TRICKLE_S, are read for GATHER_S together: waking up costs more than one."""
@@ -57,7 +59,7 @@ class EngineClient:
 
     async def __aenter__(self) -> EngineClient:
         # The engine serves as many requests at once as it is sent; its own queue is the limit.
-        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -227,6 +229,13 @@ def read_chunk(path: str, data: bytes) -> Chunk:
     if chunk.error is not None:
         raise EngineFault(f"{path}: {chunk.error.get('message', chunk.error)}")
     return chunk
+
+
+def only_choice(path: str, chunk: Chunk) -> Choice:
+    """Raises EngineFault for an answer without a choice."""
+    if not chunk.choices:
+        raise EngineFault(f"{path}: an answer without a choice")
+    return chunk.choices[0]
 
 
 def _error(path: str, status: int, content: bytes) -> EngineError:

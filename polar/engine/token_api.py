@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from polar.engine.chunks import Choice, Derendered, decode_derendered
-from polar.engine.client import QUICK, EngineClient, EngineFault, EventStream, read_chunk
+from polar.engine.client import QUICK, EngineClient, EngineFault, EventStream, only_choice, read_chunk
 
 RENDER = "/v1/chat/completions/render"
 GENERATE = "/inference/v1/generate"
@@ -38,8 +38,12 @@ class Rendered(msgspec.Struct, frozen=True):
 
 async def render(engine: EngineClient, request: ChatRequest) -> Rendered:
     """Raises EngineRefused for a request that the engine does not accept (also: too long for the context)."""
-    body = msgspec.json.decode(await engine.post(RENDER, msgspec.json.encode(request)))
-    return Rendered(body.pop("token_ids"), body.pop("sampling_params"), body)
+    content = await engine.post(RENDER, msgspec.json.encode(request))
+    try:
+        body = msgspec.json.decode(content)
+        return Rendered(body.pop("token_ids"), body.pop("sampling_params"), body)
+    except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
+        raise EngineFault(f"{RENDER}: an answer that cannot be read ({error!r})") from error
 
 
 def generate(engine: EngineClient, rendered: Rendered, ids: msgspec.Raw, request_id: str) -> EventStream:
@@ -76,7 +80,7 @@ class Derenderer:
         """The choice of a chat completion, with its ``message``."""
         response = msgspec.json.encode({"request_id": "whole", "choices": [{"index": 0, **choice}]})
         content = await self._engine.post(DERENDER, self._body(b'"generate_response":' + response))
-        return read_chunk(DERENDER, content).choices[0]
+        return only_choice(DERENDER, read_chunk(DERENDER, content))
 
     async def delta(self, choice: dict[str, Any]) -> Choice:
         """The next tokens of a response to the choice of a chat chunk."""
@@ -88,7 +92,7 @@ class Derenderer:
         except msgspec.MsgspecError as error:
             raise EngineFault(f"{DERENDER}: an answer that cannot be read ({error})") from error
         self._state = bytes(derendered.stream_state)
-        return derendered.chunk.choices[0]
+        return only_choice(DERENDER, derendered.chunk)
 
     def _body(self, piece: bytes) -> bytes:
         return b'{"chat_request":' + self._request + b',"prompt_token_ids":' + self._prompt + b"," + piece + b"}"

@@ -55,8 +55,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def trained(self) -> bool:
-        """The harness received it as a turn of the agent."""
-        return self.delivered and self.auxiliary is None and self.response_ids.size > 0
+        """The harness received it, whole, as a turn of the agent."""
+        whole = self.response_ids.size > 0 and self.finish_reason != "abort"
+        return self.delivered and self.auxiliary is None and whole
 
 
 def whole_calls(story: Story) -> list[Call]:

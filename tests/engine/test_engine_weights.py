@@ -18,6 +18,7 @@ from engine_fixture import RunningEngine
 from transformers import AutoModelForCausalLM
 
 from consumers.weight_loader import run
+from polar.engine import token_api
 from polar.engine.client import EngineClient, EngineUnavailable
 from polar.settings import Settings
 from schemas.packed import pack_ids, pack_logprobs
@@ -49,8 +50,8 @@ def trainer_logprobs(model: Path, ids: list[int]) -> np.ndarray:
     return logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
 
 
-def sampling_body(tokens: int) -> dict:
-    return {"token_ids": PROMPT, "model": "policy", "sampling_params": {"max_tokens": tokens, "ignore_eos": True}}
+def prompt(tokens: int) -> token_api.Rendered:
+    return token_api.Rendered(PROMPT, {"max_tokens": tokens, "ignore_eos": True}, {"model": "policy"})
 
 
 async def test_requests_in_flight_survive_and_name_both_versions(client: EngineClient, engine: RunningEngine) -> None:
@@ -58,15 +59,18 @@ async def test_requests_in_flight_survive_and_name_both_versions(client: EngineC
 
     async def sample(index: int) -> tuple[int, list[tuple[str, int, int]]]:
         count, spans = 0, []
-        async for chunk in client.generate(sampling_body(500)):
-            for choice in chunk.choices:
-                count += len(choice.token_ids or [])
-                spans += [(s.version, s.start, s.end) for s in choice.weight_versions or []]
-            begun[index].set()
+        rendered = prompt(500)
+        async with token_api.generate(client, rendered, rendered.token_json, f"test-{index}") as stream:
+            async for chunks in stream:
+                for choice in (choice for chunk in chunks for choice in chunk.choices):
+                    count += len(choice.token_ids or [])
+                    spans += [(s.version, s.start, s.end) for s in choice.weight_versions or []]
+                begun[index].set()
         return count, spans
 
     sampling = [asyncio.create_task(sample(index)) for index in range(3)]
-    await asyncio.gather(*(event.wait() for event in begun))
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(event.wait() for event in begun))
     await client.load_weights(str(engine.other), 7)
     for count, spans in await asyncio.gather(*sampling):
         assert count == 500

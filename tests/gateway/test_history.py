@@ -49,12 +49,14 @@ def test_base_and_rest_make_the_whole(past: list, messages: list, ids: list[int]
 @given(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=8))
 def test_a_chain_of_turns_takes_the_memory_of_its_tokens_once(pieces: list) -> None:
     history, prompt, messages = AttemptHistory(), [7], [{"role": "user", "content": "a"}]
+    held = 0
     for index, (new, response) in enumerate(pieces):
         prompt = [*prompt, *new]
         turn = serve(history, str(index), messages, prompt, response)
+        held += len(turn.tail)
         messages = [*messages, Reply(content=str(index)).message(), {"role": "user", "content": "a"}]
         prompt = [*prompt, *response]
-    assert turn.ids().tolist() == prompt and history.size == len(prompt)
+    assert turn.ids().tolist() == prompt and held == len(prompt) <= history.size
 
 
 def test_the_deepest_reply_that_was_served_is_matched() -> None:

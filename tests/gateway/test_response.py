@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway_app.client import Client
 from gateway_app.response import EVENTS, Response
+from gateway_app.stopping import Stop
 
 EVENT, ERROR = b'data: {"text":"a"}\n\n', b'{"error":{"code":503}}'
 
@@ -31,7 +32,7 @@ class Wire:
 
 async def test_who_follows_a_response_that_breaks_off_does_not_wait_for_ever() -> None:
     first, other = Wire(), Wire()
-    response = Response(first.client, lambda: None, streamed=EVENTS)
+    response = Response(first.client, Stop(), streamed=EVENTS)
     following = asyncio.create_task(response.follow(other.client))
     await response.write(EVENT)
     await asyncio.sleep(0)
@@ -48,7 +49,7 @@ async def test_who_follows_a_response_that_breaks_off_does_not_wait_for_ever() -
 def test_an_error_is_a_write_of_its_own_for_each_client(parts: list[bytes], late: int) -> None:
     async def written() -> list[list[bytes]]:
         first, repeats = Wire(), [Wire(), Wire()]
-        response = Response(first.client, lambda: None, streamed=EVENTS)
+        response = Response(first.client, Stop(), streamed=EVENTS)
         following = []
         for place, part in enumerate([*parts, ERROR]):
             if place == min(late, len(parts)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -15,6 +16,8 @@ from examples.tiny_policy.demonstrator import FINAL
 from examples.tiny_policy.rehearse import parse
 from examples.tiny_policy.scripted_engine import ScriptedEngine
 from polar.demo.tasks import exercises
+from polar.engine import token_api
+from polar.engine.chunks import EngineUsage
 from polar.engine.client import EngineClient
 
 MODEL = Path("examples/tiny_policy/model")
@@ -52,11 +55,12 @@ async def test_a_streamed_sample_is_the_demonstrators_and_has_ids_logprobs_versi
         async with serve(scripted.handle) as server, EngineClient(str(server.make_url(""))) as client:
             for tail in ([], acted):
                 ids = prompt_ids(tail)
-                chunks = [c async for c in client.generate({"token_ids": ids, "sampling_params": {}})]
+                rendered = token_api.Rendered(ids, {}, {})
+                async with token_api.generate(client, rendered, rendered.token_json, "test") as stream:
+                    chunks = [chunk async for arrived in stream for chunk in arrived]
                 choices = [choice for chunk in chunks for choice in chunk.choices]
                 sampled = [token for choice in choices for token in choice.token_ids or []]
                 logprobs = [t.logprob for choice in choices if choice.logprobs for t in choice.logprobs.content or []]
-                assert chunks[0].prompt_token_ids == ids
                 assert logprobs == [0.0] * len(sampled)
                 assert sampled[-1] == tokenizer.eos_token_id
                 assert choices[-1].finish_reason == "stop"
@@ -64,11 +68,7 @@ async def test_a_streamed_sample_is_the_demonstrators_and_has_ids_logprobs_versi
                 assert (span.version, span.start, span.end) == ("0", 0, len(sampled))
                 text = tokenizer.decode(sampled[:-1])
                 assert text == FINAL if tail else text == FINAL or parse(text)
-                assert chunks[-1].usage == {
-                    "prompt_tokens": len(ids),
-                    "completion_tokens": len(sampled),
-                    "total_tokens": len(ids) + len(sampled),
-                }
+                assert chunks[-1].usage == EngineUsage(prompt_tokens=len(ids), completion_tokens=len(sampled))
 
 
 async def test_every_other_request_reaches_the_engine_behind() -> None:
@@ -76,8 +76,8 @@ async def test_every_other_request_reaches_the_engine_behind() -> None:
         scripted = ScriptedEngine(str(vllm.make_url("")), MODEL, KNOWN, seed=1)
         async with serve(scripted.handle) as server, EngineClient(str(server.make_url(""))) as client:
             assert (await client.models())["asked"] == "GET /v1/models"
-            rendered = await client.render({"messages": []})
-            assert rendered == {"asked": "POST /v1/chat/completions/render", "body": '{"messages": []}'}
+            answer = msgspec.json.decode(await client.post(token_api.RENDER, b'{"messages":[]}'))
+            assert answer == {"asked": "POST /v1/chat/completions/render", "body": '{"messages":[]}'}
 
 
 async def test_an_instruction_that_it_does_not_know_is_refused() -> None:
