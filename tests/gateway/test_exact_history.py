@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from gateway_stand import Stand, stand, story
 from scripted_engine import Plan, ScriptedEngine, Template, by_turn
+from scripted_engine.tokens import encode
 from session_stories import ending, fold, opened
 
 from polar.trajectories import assemble, whole_calls
@@ -22,6 +23,8 @@ from schemas.traces import Trace
 
 pytestmark = pytest.mark.kafka
 
+OTHER_END = 0
+"""<|endoftext|>"""
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 HABITS = {
     "none": Template(),
@@ -183,3 +186,34 @@ async def test_after_a_restart_a_prompt_is_rendered_whole_and_says_so(tmp_path: 
     first, second = [event for event in await story(kafka, session) if isinstance(event, CallStarted)]
     assert (second.number, second.history, second.history_note) == (1, "template", "history_not_in_memory")
     assert second.base_call_id is None and first.number == 0
+
+
+async def two_turns(tmp_path: Path, kafka: str, engine: ScriptedEngine, **first: Any) -> list[CallStarted]:
+    session, messages = new_id(), [{"role": "user", "content": "one"}]
+    async with engine.serving(), stand(tmp_path, kafka, engine.url) as gateway:
+        base = gateway.base(session)
+        messages.append((await gateway.chat(base, messages=messages, **first)).message())
+        messages.append({"role": "user", "content": "two <|endoftext|> three"})
+        await gateway.chat(base, messages=messages)
+    return [event for event in await story(kafka, session) if isinstance(event, CallStarted)]
+
+
+async def test_a_reply_that_ends_otherwise_than_the_templates_turns_is_rendered(tmp_path: Path, kafka: str) -> None:
+    other = Plan(ids=(*encode("yes"), OTHER_END))
+    engine = ScriptedEngine(by_turn(other, Plan(content="done")))
+    _, second = await two_turns(tmp_path, kafka, engine, stop_token_ids=None)
+    assert (second.history, second.history_note) == ("template", "template_ends_turns_otherwise")
+
+
+async def test_a_stop_token_of_the_request_is_no_end_of_a_turn(tmp_path: Path, kafka: str) -> None:
+    """The turn is ended in the next prompt, as after a reply that was cut off."""
+    stop = encode("yes")[-1]
+    engine = ScriptedEngine(by_turn(Plan(content="yes"), Plan(content="done")))
+    _, second = await two_turns(tmp_path, kafka, engine, stop_token_ids=[stop])
+    first, last = engine.sampled
+    assert first.ids[-1] == stop
+    assert (second.history, second.history_note) == ("template", "end_of_turn_unknown")
+    assert last.prompt_ids == engine.prompt(
+        [{"role": "user", "content": "one"}, {"role": "assistant", "content": None},
+         {"role": "user", "content": "two <|endoftext|> three"}]
+    )  # fmt: skip

@@ -8,9 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway_app.call import Ending
 from gateway_app.client import Client
-from gateway_app.response import EVENTS, Response
-from gateway_app.stopping import Stop
+from gateway_app.response import EVENTS, Response, Responses
+from gateway_app.stopping import Stop, client_left
 
 EVENT, ERROR = b'data: {"text":"a"}\n\n', b'{"error":{"code":503}}'
 
@@ -61,3 +62,37 @@ def test_an_error_is_a_write_of_its_own_for_each_client(parts: list[bytes], late
         return [one.written for one in (first, *repeats)]
 
     assert asyncio.run(written()) == [[*parts, ERROR]] * 3
+
+
+def kept() -> Ending:
+    return Ending(None, "s", 1, "c")
+
+
+async def test_a_repeat_never_joins_what_is_being_stopped_or_was_received() -> None:
+    responses, stop, wire = Responses(), Stop(), Wire()
+    response = Response(wire.client, stop, streamed=EVENTS)
+    responses.add(b"k", response)
+    assert responses.find(b"k") is response
+    stop.set(client_left())
+    assert responses.find(b"k") is None
+    other = Response(Wire().client, Stop(), streamed=EVENTS)
+    responses.add(b"k", other)
+    responses.settle(b"k", response, keep=kept())
+    assert responses.find(b"k") is other
+    await other.write(EVENT)
+    assert await other.finish() and responses.find(b"k") is None
+    responses.settle(b"k", other, keep=kept())
+    assert responses.find(b"k") is None
+
+
+async def test_what_is_kept_is_dropped_with_its_attempt() -> None:
+    responses = Responses()
+    for key in (b"a", b"b"):
+        client = Wire().client
+        client.gone = True
+        response = Response(client, Stop(), streamed=EVENTS)
+        await response.write(EVENT)
+        assert not await response.finish()
+        responses.settle(key, response, keep=Ending(None, "s", 1 if key == b"a" else 2, "c"))
+    responses.drop("s", 1)
+    assert responses.find(b"a") is None and responses.find(b"b") is not None
