@@ -25,7 +25,7 @@ SAMPLING = aiohttp.ClientTimeout(total=None, sock_connect=5)
 KEEP_ALIVE_S = 3.0
 """Less than the engine's own: a connection that it closes just when it is used again would fail a call."""
 JSON = {"content-type": "application/json"}
-RUSH_S, TRICKLE_S, GATHER_S = 0.001, 0.004, 0.03
+RUSH_S, TRICKLE_S, GATHER_S = 0.001, 0.004, 0.04
 """Tokens that trickle, one in RUSH_S to TRICKLE_S, are read for GATHER_S together: waking up costs more than one."""
 
 
