@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_app.attempts import Attempts
+from gateway_app.stopping import Stop
 from schemas.record import Record
 from schemas.scheduling import (
     Cancel,
@@ -66,13 +65,13 @@ def test_the_sessions_of_a_node_end_with_it() -> None:
 
 
 def test_calls_in_flight_are_told() -> None:
-    attempts, stop, other = folded(SessionRunning(**where())), asyncio.Event(), asyncio.Event()
+    attempts, stop, other = folded(SessionRunning(**where())), Stop(), Stop()
     with attempts.stopping("s", 0, stop), attempts.stopping("t", 0, other):
         attempts.evolve(SessionExited(**where()))
-        assert stop.is_set() and not other.is_set()
-    late = asyncio.Event()
+        assert stop.is_set and not other.is_set
+    late = Stop()
     with attempts.stopping("s", 0, late):
-        assert late.is_set()
+        assert late.is_set
 
 
 PLACES = st.builds(where, st.sampled_from("ab"), st.integers(0, 3), st.sampled_from("nm"))
