@@ -26,6 +26,8 @@ PACE_S = 0.1
 """At least between two pieces of one stream after the first: the engine parses a response from its start for each."""
 SHARE = 4
 """A piece that took the engine t seconds is followed by SHARE · t without one."""
+SENDING = 3
+"""Turns of the loop in which a request gets on its way, before anything else is done for the call."""
 ABORT_S = 5.0
 
 
@@ -54,6 +56,8 @@ class ExactSampling:
         self._derenderer = token_api.Derenderer(self._engine, call.chat_request, self._ids)
         self._reading = asyncio.create_task(self._read())
         self._stopping = asyncio.create_task(self._abort_on_stop())
+        for _ in range(SENDING):
+            await asyncio.sleep(0)
         call.plan(Prompt(ids=ids, sampling=spliced.sampling, exact=spliced.exact, note=spliced.note, base=spliced.base))
 
     async def close(self) -> None:
