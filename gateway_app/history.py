@@ -32,8 +32,7 @@ NUMBERS = 200_000
 class Turn(msgspec.Struct, eq=False):
     """A call that was served. Its ids are the first ``kept`` of its parent's, then ``tail``.
 
-    ``root`` stands for its tools, ``messages`` are the exact digests of its request, then of its reply, and
-    ``response`` counts the sampled ids at its end.
+    ``root`` stands for its tools, ``messages`` are the exact digests of its request, then of its reply.
     """
 
     call_id: str
@@ -42,7 +41,6 @@ class Turn(msgspec.Struct, eq=False):
     tail: NDArray[np.int32]
     root: bytes
     messages: bytes
-    response: int = 0
     ended_by_token: bool = False
 
     @property
@@ -145,7 +143,7 @@ class AttemptHistory:
         """``turn`` has its reply: a later request may go on from it."""
         message = reply.message()
         turn.tail = np.concatenate([turn.tail, np.array(ids, dtype=np.int32)])
-        turn.response, turn.ended_by_token = len(ids), ended_by_token
+        turn.ended_by_token = ended_by_token
         turn.messages += exact(message)
         self.size += len(ids)
         self._by_history[extended(talk.chain[-1], message)] = turn

@@ -17,7 +17,7 @@ import msgspec
 
 from gateway_app.dialects.chat_messages import checked_messages, checked_tools
 from gateway_app.dialects.dialect import BadRequest, Delta, Ended, ModelRequest, Reply, ToolCallDelta, Usage, Writer
-from gateway_app.dialects.wire import decoded, encode, event, overflow
+from gateway_app.dialects.wire import check_left_out, decoded, encode, event, overflow
 
 PASSED: dict[str, Any] = {
     "temperature": float,
@@ -121,10 +121,7 @@ class OpenAIChat:
 
     def parse(self, content: bytes, model: str | None = None, streamed: bool = False) -> ModelRequest:
         body = decoded(_DECODER, content)
-        for name, (neutral, reason) in REFUSED.items():
-            value = getattr(body, name)
-            if value is not None and value != neutral:
-                raise BadRequest(f"{name} must be left out: {reason}", name)
+        check_left_out(body, REFUSED)
         tools, choice = checked_tools(body.tools or [], body.tool_choice)
         options = {name: value for name in PASSED if (value := getattr(body, name)) is not None}
         options |= _limits(body) | _constraints(body)

@@ -19,7 +19,7 @@ from gateway_app.dialects.dialect import BadRequest, ModelRequest, Writer
 from gateway_app.dialects.responses_input import Item, messages
 from gateway_app.dialects.responses_tools import Object, Toolbox
 from gateway_app.dialects.responses_writer import ResponseWriter, Shown
-from gateway_app.dialects.wire import decoded, encode
+from gateway_app.dialects.wire import check_left_out, decoded, encode
 
 EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
 LOGPROBS = "message.output_text.logprobs"
@@ -84,10 +84,7 @@ class OpenAIResponses:
 
     def parse(self, content: bytes, model: str | None = None, streamed: bool = False) -> ModelRequest:
         body = decoded(_DECODER, content)
-        for name, (neutral, reason) in REFUSED.items():
-            value = getattr(body, name)
-            if value is not None and value != neutral:
-                raise BadRequest(f"{name} must be left out: {reason}", name)
+        check_left_out(body, REFUSED)
         toolbox = Toolbox(body.tools or [])
         tools, choice = toolbox.chosen(body.tool_choice)
         history = messages(body.input, toolbox)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +20,14 @@ TOO_DEEP = f"the body is nested deeper than {DEEPEST} levels"
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _OVERFLOW = re.compile(r"(\d+) tokens > (\d+) maximum")
+
+
+def check_left_out(body: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
+    """Raises BadRequest for the first field of ``refused`` that is not left out or neutral, with the reason."""
+    for name, (neutral, reason) in refused.items():
+        value = getattr(body, name)
+        if value is not None and value != neutral:
+            raise BadRequest(f"{name} must be left out: {reason}", name)
 
 
 def decoded(decoder: msgspec.json.Decoder[Any], content: bytes) -> Any:

@@ -101,7 +101,7 @@ class ExactSampling:
             if fresh > 0 or finish:
                 began = time.monotonic()
                 choice = await self._derenderer.delta(self._choice(taken, sample.shown, finish))
-                taken = max(taken, taken + fresh)
+                taken += max(fresh, 0)
                 pause = max(PACE_S, SHARE * (time.monotonic() - began))
                 self.finish_reason = choice.finish_reason or self.finish_reason
                 if choice.delta and (piece := delta(choice.delta, choice, self._logprobs)) is not None:

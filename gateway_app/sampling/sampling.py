@@ -6,6 +6,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from gateway_app.call import Call
 from gateway_app.dialects.dialect import Delta, Ended, FinishReason, ToolCallDelta, Usage
 from gateway_app.failures import classify
@@ -22,7 +24,7 @@ T = TypeVar("T")
 
 
 class Sampling(Protocol):
-    """One call's sampling. ``open`` returns once the engine has accepted it and call.started is on its way."""
+    """One call's sampling. ``open`` returns once the engine is asked and call.started is planned."""
 
     finish_reason: str | None
     """Once the deltas have ended."""
@@ -89,9 +91,8 @@ def whole_delta(message: MessagePiece, choice: Choice, logprobs: bool) -> Delta 
     found = delta(message, choice, logprobs)
     if found is None or not found.tool_calls:
         return found
-    calls = [(index, call) for index, call in enumerate(found.tool_calls)]
-    numbered = tuple(ToolCallDelta(index=i, id=c.id, name=c.name, arguments=c.arguments) for i, c in calls)
-    return Delta(reasoning=found.reasoning, content=found.content, tool_calls=numbered, logprobs=found.logprobs)
+    numbered = tuple(msgspec.structs.replace(call, index=index) for index, call in enumerate(found.tool_calls))
+    return msgspec.structs.replace(found, tool_calls=numbered)
 
 
 def shown_logprobs(choice: Choice) -> list[dict[str, Any]] | None:
